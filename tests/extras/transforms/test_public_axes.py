@@ -17,7 +17,7 @@ from zdp_bench.config.digests import experiment_digest
 from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.extras.transforms.generated import as_examples, pictures, seeded_pictures
-from zdp_bench.extras.transforms.joined import FLOOR, NORM, POWER, axes_of
+from zdp_bench.extras.transforms.joined import NORM, POWER, REGULARISATION, axes_of
 from zdp_bench.extras.transforms.patches import RIDGE, standardise, whitening_of
 from zdp_bench.representations import NUM_PROBES, represent, represent_splits
 from zdp_bench.training.representation import build_representation
@@ -91,7 +91,7 @@ def test_rows_along_their_axes_have_the_stated_variances() -> None:
     along = (rows - mean) @ axes.T
     covariance = torch.cov(along.T, correction=0)
     variances = torch.linalg.eigvalsh(torch.cov(rows.T, correction=0)).flip(0)[:4]
-    expected = variances * (variances / variances[0] + FLOOR) ** (2 * POWER)
+    expected = variances * (variances / variances[0] + REGULARISATION) ** (2 * POWER)
     torch.testing.assert_close(covariance, expected.diag(), rtol=1e-3, atol=1e-3)
     assert (axes.gather(1, axes.abs().argmax(dim=1, keepdim=True)) > 0).all()
 

@@ -1,1 +1,1 @@
-"""Data sets that are generated in a release's layout: for runs without its files, and for tests."""
+"""Generated data sets in the layouts of public releases, for tests and runs without downloads."""

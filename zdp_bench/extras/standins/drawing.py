@@ -1,4 +1,4 @@
-"""Shared parts of generated data sets: folders that are written once, and blobs."""
+"""Parts that generated data sets share: folders that are written once, and blobs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from zdp_bench.data.files import digest, write_whole
 
 
 class StandIn(Dataset):
-    """Files that are drawn once, under `synthetic/` of the data root, and read as a release's are.
+    """A data set whose files are generated once, and then read like those of a release.
 
-    A stand-in is derived from this class first, then from the data set that reads its files.
+    The files are under `synthetic/` in the data root. A subclass inherits from this class first,
+    and then from the data set that reads the files.
 
     Attributes:
-        drawn: the options that the files follow from.
+        drawn: names of the options that determine the files.
     """
 
     drawn: ClassVar[tuple[str, ...]] = ("count", "seed")
 
     def write(self, folder: Path) -> None:
-        """Write a data root's files."""
+        """Write the files to a folder that has the layout of a data root."""
         raise NotImplementedError
 
     def load(self, root: Path) -> Splits:
@@ -37,9 +38,11 @@ class StandIn(Dataset):
         return replace(self.read_folder(folder), provenance="synthetic")
 
     def read_folder(self, folder: Path) -> Splits:
+        """Read the generated files like those of the release."""
         return super().load(folder)
 
     def released(self, root: Path) -> DatasetInfo | None:
+        """Return None, because there is no release of generated files."""
         return None
 
 
@@ -48,7 +51,7 @@ def draw_blobs(
     count: int,
     random: np.random.Generator,
 ) -> np.ndarray:
-    """Draw Gaussian blobs at random places of a grid: float [*shape] in [0, 1]."""
+    """Return a sum of Gaussian blobs at random places, float [*shape] in [0, 1]."""
     axes = [np.linspace(-1, 1, side) for side in shape]
     grid = np.meshgrid(*axes, indexing="ij", sparse=True)
     image = np.zeros(shape)

@@ -1,9 +1,9 @@
-"""A stand-in for CPSC 2018: synthetic beats in WFDB's form, read as the release is.
+"""A stand-in for CPSC 2018 without a download: synthetic ECGs in WFDB's format.
 
-They need no download. Normal beats have a narrow QRS complex; those with left bundle branch block a
-broad, notched one and a T wave against it (Surawicz et al. 2009, the criteria: QRS ≥ 120 ms,
-notched R in I, aVL, V5, V6). Rate, amplitude, baseline wander, mains hum and muscle
-noise vary from recording to recording.
+Normal beats have a narrow QRS complex. Beats with left bundle branch block have a broad, notched
+QRS complex and a T wave of opposite sign (criteria in Surawicz et al. 2009: QRS ≥ 120 ms, notched R
+in I, aVL, V5, V6). The times of the beats, the amplitudes, baseline wander and muscle noise vary
+between recordings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMES = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V
 GAIN = 1000  # units per mV
 
 
-# Waves of a beat: centre and width in seconds from the R peak, height in mV.
+# The waves of a beat: centre relative to the R peak and width, both in seconds, and height in mV.
 NORMAL = (
     (-0.17, 0.025, 0.12),
     (-0.022, 0.008, -0.12),
@@ -32,7 +32,7 @@ NORMAL = (
     (0.024, 0.009, -0.25),
     (0.28, 0.05, 0.3),
 )
-BLOCKED = (  # broad, notched QRS; T against it
+BLOCKED = (  # broad, notched QRS; T of opposite sign
     (-0.17, 0.025, 0.12),
     (-0.025, 0.028, 0.9),
     (0.045, 0.028, 0.8),
@@ -41,7 +41,7 @@ BLOCKED = (  # broad, notched QRS; T against it
 
 
 def draw_beat(t: np.ndarray, blocked: bool) -> np.ndarray:
-    """Draw one heart beat in mV: t [samples] in seconds from the R peak."""
+    """Return one heart beat in mV at times t, [samples], in seconds from the R peak."""
     waves = []
     for centre, width, height in BLOCKED if blocked else NORMAL:
         distance = (t - centre) / width
@@ -54,13 +54,13 @@ def draw_recording(
     seconds: float,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Draw twelve leads of one recording: [12, samples] in mV."""
+    """Return the twelve leads of a recording in mV, [12, samples]."""
     t = np.arange(round(seconds * RATE)) / RATE
     signal = np.zeros_like(t)
-    moment = rng.uniform(0, 0.8)
-    while moment < seconds + 0.5:
-        signal += draw_beat(t - moment, blocked)
-        moment += rng.normal(0.8, 0.04)
+    beat_time = rng.uniform(0, 0.8)
+    while beat_time < seconds + 0.5:
+        signal += draw_beat(t - beat_time, blocked)
+        beat_time += rng.normal(0.8, 0.04)
     frequency = rng.uniform(0.1, 0.4)
     phase = rng.uniform(0, 6.3)
     wander = 0.1 * np.sin(2 * np.pi * frequency * t + phase)
@@ -76,13 +76,16 @@ def write_wfdb(
     leads: np.ndarray,
     diagnosis: str,
 ) -> None:
-    """Write `name.hea`, and `name.mat`: 16-bit samples behind MATLAB 4's 24 bytes."""
+    """Write a recording's header, `name.hea`, and its 16-bit samples, `name.mat`.
+
+    The header states that the samples begin at byte 24, after MATLAB 4's header.
+    """
     units = np.round(leads * GAIN).clip(-32767, 32767)
     units = units.astype(np.int16)  # [12, samples]
     savemat(folder / f"{name}.mat", {"val": units}, format="4")
     lines = [f"{name} {LEADS} {RATE} {units.shape[1]}"]
     for lead, row in zip(NAMES, units, strict=True):
-        checksum = row.sum(dtype=np.int16)  # the lower 16 bits, with a sign
+        checksum = row.sum(dtype=np.int16)  # WFDB's: the sum's lower 16 bits, signed
         lines.append(f"{name}.mat 16+24 {GAIN}/mV 16 0 {row[0]} {checksum} 0 {lead}")
     text = "\n".join([*lines, f"#Dx: {diagnosis}", ""])
     (folder / f"{name}.hea").write_text(text, encoding="ascii")
@@ -91,7 +94,7 @@ def write_wfdb(
 @register("dataset", "cpsc2018_synthetic")
 @dataclass(frozen=True, kw_only=True)
 class Cpsc2018Synthetic(StandIn, Cpsc2018):
-    """Synthetic recordings in CPSC 2018's form."""
+    """Synthetic recordings in CPSC 2018's layout, half of them with left bundle branch block."""
 
     drawn: ClassVar[tuple[str, ...]] = ("count", "seconds", "seed")
 

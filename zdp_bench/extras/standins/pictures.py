@@ -1,7 +1,8 @@
-"""Generated pictures: blobs in the layouts of Kermany's films and HAM10000, patterns of any shape.
+"""Generated pictures, which need no download.
 
-`chest_xray_synthetic` and `ham10000_synthetic` need no download and are read as the releases are.
-`synthetic_images` are ten classes of real or complex patterns.
+`chest_xray_synthetic` and `ham10000_synthetic` are blobs in the layouts of Kermany's chest X-rays
+and of HAM10000, and are read like these releases. `synthetic_images` are classes of real or complex
+patterns of any shape.
 """
 
 from __future__ import annotations
@@ -26,17 +27,21 @@ from zdp_bench.errors import require
 from zdp_bench.extras.standins.drawing import StandIn, draw_blobs
 from zdp_bench.registry import register
 
-FILM = 48  # pixels along a side of a film
-COLOUR = (0.4, 0.7, 0.8)  # how dark a lesion is in red, green and blue
-MOST = 10**9  # numbers of all generated pictures
+FILM = 48  # side of a picture in pixels
+COLOUR = (0.4, 0.7, 0.8)  # darkness of a lesion in red, green and blue
+MAX_NUMBERS = 10**9  # in all generated pictures together
 
 
 @register("dataset", "chest_xray_synthetic")
 @dataclass(frozen=True, kw_only=True)
 class ChestXraySynthetic(StandIn, ChestXray):
-    """Blobs as films of people with one or two each: three quarters are ill, with more blobs."""
+    """Blobs as chest X-rays: one or two per person.
 
-    count: Annotated[int, Interval(ge=50, le=10**5)] = 800  # so that both parts hold both classes
+    Three quarters of the people are ill. Their pictures have more blobs.
+    """
+
+    # At least 50, so that both parts have both classes.
+    count: Annotated[int, Interval(ge=50, le=10**5)] = 800
     size: Pixels = 64
     seed: int = 0
 
@@ -56,9 +61,10 @@ class ChestXraySynthetic(StandIn, ChestXray):
 @register("dataset", "ham10000_synthetic")
 @dataclass(frozen=True, kw_only=True)
 class Ham10000Synthetic(StandIn, Ham10000):
-    """Blobs as lesions with one or two pictures each: melanomas have more blobs."""
+    """Blobs as skin lesions: one or two pictures per lesion. Melanomas have more blobs."""
 
-    count: Annotated[int, Interval(ge=40, le=10**5)] = 600  # so that each part holds both classes
+    # At least 40, so that each part has both classes.
+    count: Annotated[int, Interval(ge=40, le=10**5)] = 600
     size: Pixels = 64
     seed: int = 0
 
@@ -79,7 +85,7 @@ class Ham10000Synthetic(StandIn, Ham10000):
 
 
 def _draw_blobs_of(seed: list[int], is_ill: bool) -> np.ndarray:
-    """Draw what all pictures of a person or lesion share, [FILM, FILM] in [0, 1]."""
+    """Return the blobs in all pictures of a person or lesion, [FILM, FILM] in [0, 1]."""
     count = 8 if is_ill else 2
     return draw_blobs((FILM, FILM), count, np.random.default_rng(seed))
 
@@ -90,15 +96,15 @@ def _save(pixels: np.ndarray, path: Path) -> None:
     picture.save(path, quality=92)
 
 
-VERSION = "synthetic images v1"
+VERSION = "synthetic images v1"  # change when the pictures change; part of the data's digest
 
 
 @register("dataset", "synthetic_images")
 @dataclass(frozen=True, kw_only=True)
 class SyntheticImages(Dataset):
-    """A smooth random pattern a class, in noise: float32 [n, *shape].
+    """One smooth random pattern per class, with noise: float32 [n, *shape].
 
-    With `complex_valued` complex64; the imaginary part is another pattern.
+    With `complex_valued`, the pictures are complex64, and their imaginary part is another pattern.
     """
 
     names_owners: ClassVar[bool] = False
@@ -115,13 +121,14 @@ class SyntheticImages(Dataset):
         require(self.train >= self.classes, "dataset.train", self.train, rule)
         require(self.test >= self.classes, "dataset.test", self.test, rule)
         numbers = math.prod(self.shape) * (self.train + self.test)
-        require(numbers <= MOST, "dataset.shape", self.shape, f"makes more than {MOST:,} numbers")
+        rule = f"makes more than {MAX_NUMBERS:,} numbers"
+        require(numbers <= MAX_NUMBERS, "dataset.shape", self.shape, rule)
 
     def load(self, root: Path) -> Splits:
         rng = np.random.default_rng(self.seed)
         coarse = [max(1, side // 4) for side in self.shape]
         patterns = rng.standard_normal((2, self.classes, *coarse))
-        # neighbours look alike, as in a picture
+        # Repeat the coarse pattern, because neighbouring pixels of pictures are similar.
         for axis, side in enumerate(self.shape, start=2):
             cells = np.arange(side) * patterns.shape[axis] // side
             patterns = np.take(patterns, cells, axis=axis)

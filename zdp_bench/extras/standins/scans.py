@@ -1,10 +1,10 @@
-"""Stand-ins for MRI and CT: random volumes in the layouts of fastMRI and the decathlon.
+"""Stand-ins for MRI and CT without a download, read like the releases of fastMRI and the decathlon.
 
-They need no download, and are read as the releases are. `kspace_phantom`, for fastMRI: as Shepp and
-Logan's (1974), a head is a bright rim around tissue with inner structures that vary from patient to
-patient. It is multiplied by a coil's smooth sensitivity and phase; complex Gaussian noise is added
-to its k-space, which reaches beyond the image along the readout as fastMRI's does. The others are
-blobs. Every other NIfTI file is stored with its axes turned, as scanners do.
+`kspace_phantom` stands in for fastMRI. As in Shepp and Logan's phantom (1974), a head is a bright
+rim around tissue with inner structures, which vary between patients. The image is multiplied by the
+smooth sensitivity and phase of a coil, and complex Gaussian noise is added to its k-space. As in
+fastMRI, k-space is oversampled along the readout. The other data sets are blobs. Every other NIfTI
+file is stored with other axes, as scanners differ too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zdp_bench.data.msd_volumes import MsdVolumes
 from zdp_bench.extras.standins.drawing import StandIn, draw_blobs
 from zdp_bench.registry import register
 
-COIL_NOISE = 0.01  # standard deviation of each part of k-space, where tissue has magnitude 1
+COIL_NOISE = 0.01  # standard deviation of real and imaginary parts, for tissue of magnitude 1
 
 
 def draw_phantom(
@@ -37,7 +37,7 @@ def draw_phantom(
     columns: int,
     random: np.random.Generator,
 ) -> np.ndarray:
-    """Draw the magnitude [slices, rows, columns] of one patient."""
+    """Return the magnitude image of one patient, [slices, rows, columns]."""
     z, y, x = np.meshgrid(
         np.linspace(-0.5, 0.5, slices),
         np.linspace(-1, 1, rows),
@@ -50,6 +50,7 @@ def draw_phantom(
         radii: np.ndarray,
         angle: float,
     ) -> np.ndarray:
+        """Return the mask of an ellipsoid."""
         dz = z - centre[0]
         dy = y - centre[1]
         dx = x - centre[2]
@@ -78,7 +79,10 @@ def scan(
     width: int,
     random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return k-space [slices, 2·height, width + 4] and magnitude [slices, height, width]."""
+    """Return a patient's k-space [slices, 2·height, width + 4] and its cropped magnitude image.
+
+    The magnitude is [slices, height, width].
+    """
     rows, columns = 2 * height, width + 4
     image = np.zeros((slices, rows, columns))
     top = height // 2
@@ -99,7 +103,7 @@ def scan(
 @register("dataset", "kspace_phantom")
 @dataclass(frozen=True, kw_only=True)
 class KSpacePhantom(StandIn, FastMri):
-    """Drawn volumes in fastMRI's layout, the last of them to test on."""
+    """Generated volumes in fastMRI's layout; the last patients are the test set."""
 
     drawn: ClassVar[tuple[str, ...]] = (
         "patients",
@@ -136,12 +140,12 @@ class KSpacePhantom(StandIn, FastMri):
             write_volume(path, kspace, magnitude, name, "synthetic")
 
 
-GRID = (40, 40, 12)
-SPACING = (5.0, 4.0, 10.0)  # mm; pixels that are not square
+GRID = (40, 40, 12)  # voxels
+SPACING = (5.0, 4.0, 10.0)  # mm; pixels are not square, as in some scans
 
 
 def draw_head(random: np.random.Generator) -> np.ndarray:
-    """Draw one patient in the four sequences: int16 [X, Y, Z, 4], on RAS+ axes."""
+    """Return one patient's four sequences, int16 [X, Y, Z, 4], on RAS+ axes."""
     tissue = draw_blobs(GRID, 4, random)
     flair = 4 * tissue * (1 - tissue)
     contrasts = [flair, tissue, tissue**3, 1 - tissue]
@@ -151,7 +155,10 @@ def draw_head(random: np.random.Generator) -> np.ndarray:
 
 
 def draw_abdomen(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draw intensities int16 [X, Y, Z] in Hounsfield units, and labels uint8: 1 organ, 2 tumour."""
+    """Return one patient's intensities and labels, each [X, Y, Z].
+
+    Intensities are int16 in Hounsfield units, labels uint8: 1 for the organ, 2 for a tumour.
+    """
     organ = draw_blobs(GRID, 1, random)
     labels = (organ > 0.5).astype(np.uint8) + (organ > 0.9)
     intensity = np.where(labels > 0, 100, -60)
@@ -164,6 +171,7 @@ def _write(
     data: np.ndarray,
     number: int,
 ) -> None:
+    """Write a NIfTI file, with other axes if the patient's number is odd."""
     path.parent.mkdir(parents=True, exist_ok=True)
     axes = "LPS" if number % 2 else "RAS"
     nifti.write(path.with_name(f"{path.name}.nii.gz"), data, SPACING, axes)
@@ -172,7 +180,7 @@ def _write(
 @register("dataset", "mri_sequences_synthetic")
 @dataclass(frozen=True, kw_only=True)
 class MriSequencesSynthetic(StandIn, MriSequences):
-    """Blobs in four contrasts, in Task01's layout."""
+    """Blobs in four contrasts, in the layout of the decathlon's Task01."""
 
     drawn: ClassVar[tuple[str, ...]] = ("patients", "test_share", "seed")
 
@@ -194,7 +202,7 @@ class MriSequencesSynthetic(StandIn, MriSequences):
 
 
 class Abdomens(StandIn):
-    """Blobs as the decathlon's labelled volumes."""
+    """Blobs as labelled volumes, in the layout of the decathlon's liver task."""
 
     drawn: ClassVar[tuple[str, ...]] = ("volumes", "seed")
     volumes: int
@@ -212,7 +220,7 @@ class Abdomens(StandIn):
 @register("dataset", "msd_synthetic")
 @dataclass(frozen=True, kw_only=True)
 class MsdSynthetic(Abdomens, Msd):
-    """Their slices."""
+    """Slices of the generated abdomens."""
 
     volumes: Annotated[int, Interval(ge=3, le=1000)] = 30
     seed: int = 0
@@ -225,7 +233,7 @@ class MsdSynthetic(Abdomens, Msd):
 @register("dataset", "msd_volumes_synthetic")
 @dataclass(frozen=True, kw_only=True)
 class MsdVolumesSynthetic(Abdomens, MsdVolumes):
-    """The whole volumes."""
+    """Volumes of the generated abdomens."""
 
     task: str = "liver"
     volumes: Annotated[int, Interval(ge=3, le=1000)] = 30

@@ -1,7 +1,7 @@
-"""A stand-in for SpeechCommands: word-like chirps as wav files in its layout.
+"""A stand-in for SpeechCommands without a download: word-like chirps as WAV files in its layout.
 
-They need no download, and are read as SpeechCommands is. A word is two gliding formants with a
-contour of its own; a speaker shifts pitch and tempo, a clip adds noise and an onset.
+A word is two gliding formants whose frequencies depend on the word. Pitch and tempo vary between
+speakers, noise, loudness and onset between clips.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ def synthesise(
     speaker: np.random.Generator,
     clip: np.random.Generator,
 ) -> np.ndarray:
-    """Synthesise one clip: float [16000].
+    """Return one clip, float [16000].
 
     Args:
-        word: its number, of so many `words`.
-        speaker: draws what is the same in a person's clips.
-        clip: draws the others.
+        word: index of the word.
+        words: number of words.
+        speaker: draws pitch and tempo, which are the same in all clips of a speaker.
+        clip: draws noise, loudness and onset.
     """
     pitch = speaker.uniform(0.85, 1.2)
     tempo = speaker.uniform(0.85, 1.15)
     length = int(RATE * 0.45 * tempo)
     t = np.arange(length) / RATE
-    low = 350 + 900 * word / words  # Hz: where each formant begins
+    # The frequencies in Hz at which the formants begin.
+    low = 350 + 900 * word / words
     high = 900 + 2200 * ((word * 3) % words) / words
     first = chirp(t, low * pitch, t[-1], (1600 - low) * pitch)
     second = chirp(t, high * pitch, t[-1], (3600 - high) * pitch)
@@ -52,7 +54,7 @@ def synthesise(
 @register("dataset", "speech_commands_synthetic")
 @dataclass(frozen=True, kw_only=True)
 class SpeechCommandsSynthetic(StandIn, SpeechCommands):
-    """Synthetic words in SpeechCommands' layout, so many clips of each."""
+    """Synthetic words in SpeechCommands' layout."""
 
     drawn: ClassVar[tuple[str, ...]] = ("words", "clips_per_word", "seed")
 

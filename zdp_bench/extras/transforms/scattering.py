@@ -1,13 +1,14 @@
-"""The scattering transform: Morlet wavelets, moduli and averages, in one or two dimensions.
+"""The scattering transform of images and signals: Morlet wavelets, moduli and averages.
 
-Bruna & Mallat 2013 (two dimensions), Andén & Mallat 2014 (one); filters, padding and order of
-channels as in kymatio (Andreux et al. 2020), without subsampling between the layers, so that every
-coefficient is the definition's:
+Bruna & Mallat 2013 (two dimensions) and Andén & Mallat 2014 (one dimension). Filters, padding and
+the order of channels are those of kymatio (Andreux et al. 2020). Nothing is subsampled between the
+layers, so that every coefficient is exactly as defined:
 
-    S0 = x ⋆ φ,  S1[λ] = |x ⋆ ψ_λ| ⋆ φ,  S2[λ, μ] = ||x ⋆ ψ_λ| ⋆ ψ_μ| ⋆ φ,  each every 2^J samples.
+    S0 = x ⋆ φ,  S1[λ] = |x ⋆ ψ_λ| ⋆ φ,  S2[λ, μ] = ||x ⋆ ψ_λ| ⋆ ψ_μ| ⋆ φ,
 
-φ is a Gaussian of deviation 0.8 · 2^(J−1). The wavelets are divided by one number, so that
-|φ̂|² + ½ Σ (|ψ̂_λ(ω)|² + |ψ̂_λ(−ω)|²) ≤ 1 at every ω: the transform is then a contraction.
+each sampled every 2^J samples. φ is a Gaussian with standard deviation 0.8 · 2^(J−1). All wavelets
+are divided by the same number, so that |φ̂|² + ½ Σ (|ψ̂_λ(ω)|² + |ψ̂_λ(−ω)|²) ≤ 1 at every ω. The
+transform is then a contraction.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def gaussian_1d(
     sigma: float,
     centre: float = 0.0,
 ) -> Tensor:
-    """Return a periodic Gaussian of sum 1 around `centre`, [size] float64."""
+    """Return a periodic Gaussian with sum 1 around `centre`, float64 [size]."""
     x = torch.arange(size, dtype=torch.float64) - centre
     periods = torch.arange(-2, 3, dtype=torch.float64) * size
     distances = x + periods.unsqueeze(1)
@@ -49,12 +50,14 @@ def morlet_2d(
     xi: float,
     slant: float,
 ) -> Tensor:
-    """Return a Morlet wavelet in space, periodic and of mean 0: complex128 [height, width].
+    """Return a periodic Morlet wavelet with mean 0 in space, complex128 [height, width].
 
     Args:
-        sigma: deviation along the wave, in pixels; across it, sigma / slant.
-        theta: the wave's direction.
-        xi: its frequency in radians a pixel.
+        height, width: the size in pixels.
+        sigma: standard deviation of the envelope along the wave, in pixels.
+        theta: direction of the wave in radians.
+        xi: frequency in radians per pixel.
+        slant: ratio of the standard deviations along and across the wave.
     """
     cos, sin = math.cos(theta), math.sin(theta)
     envelope = torch.zeros(height, width, dtype=torch.float64)
@@ -64,8 +67,8 @@ def morlet_2d(
         x = torch.arange(width, dtype=torch.float64) + across * width
         y, x = y.unsqueeze(1), x.unsqueeze(0)
         along = y * cos + x * sin
-        beside = x * cos - y * sin
-        square = along**2 + (slant * beside) ** 2
+        across_wave = x * cos - y * sin
+        square = along**2 + (slant * across_wave) ** 2
         gaussian = torch.exp(-square / (2 * sigma**2))
         envelope += gaussian
         wave += gaussian * torch.exp(1j * xi * along)
@@ -79,7 +82,7 @@ def bank_2d(
     J: int,
     L: int,
 ) -> tuple[Tensor, list[int]]:
-    """Return the wavelets' Fourier transforms, float64 [J·L, height, width], and each one's j."""
+    """Return the Fourier transforms of J·L wavelets, float64 [J·L, height, width], and their j."""
     filters, scales = [], []
     for j in range(J):
         sigma = 0.8 * 2**j
@@ -94,7 +97,7 @@ def bank_2d(
 
 
 def _unturned(L: int) -> int:
-    """Return the turn whose θ is 0."""
+    """Return the index of the direction θ = 0 among L directions."""
     return int(L - L / 2 - 1)
 
 
@@ -103,11 +106,11 @@ def bank_1d(
     J: int,
     Q: int,
 ) -> tuple[Tensor, list[int]]:
-    """Return Q wavelets an octave over J octaves, made in Fourier: [J·Q, size], and each one's j.
+    """Return the Fourier transforms of Q wavelets per octave, float64 [J·Q, size], and their j.
 
-    Neighbours meet where each is at √½ of its height (Andén & Mallat 2014).
+    The transforms of two neighbours intersect at √½ of their height (Andén & Mallat 2014).
     """
-    ratio = 2 ** (-1 / Q)  # of neighbouring frequencies
+    ratio = 2 ** (-1 / Q)  # of the frequencies of two neighbours
     relative_width = (1 - ratio) / (1 + ratio) / math.sqrt(math.log(2))
     highest = max(1 / (1 + 2 ** (3 / Q)), 0.35)
     filters, scales = [], []
@@ -126,7 +129,7 @@ def _periodic_bump(
     centre: float,
     sigma: float,
 ) -> Tensor:
-    """Return a Gaussian over the frequencies of a signal, of height 1: float64 [size]."""
+    """Return a periodic Gaussian with height 1 over the frequencies of a signal, float64 [size]."""
     frequencies = torch.fft.fftfreq(size, dtype=torch.float64)
     bumps = []
     for shift in range(-2, 3):
@@ -136,7 +139,7 @@ def _periodic_bump(
 
 
 def littlewood_paley(low: Tensor, bank: Tensor) -> Tensor:
-    """Return |φ̂|² + ½ Σ (|ψ̂(ω)|² + |ψ̂(−ω)|²) at every frequency."""
+    """Return the Littlewood-Paley sum |φ̂|² + ½ Σ (|ψ̂(ω)|² + |ψ̂(−ω)|²) at every frequency."""
     power = bank.square().sum(dim=0)
     axes = tuple(range(low.dim()))
     mirrored = power.flip(axes).roll((1,) * low.dim(), axes)
@@ -144,15 +147,15 @@ def littlewood_paley(low: Tensor, bank: Tensor) -> Tensor:
 
 
 def contract(low: Tensor, bank: Tensor) -> Tensor:
-    """Return the wavelets divided by the least number for which Littlewood-Paley is at most 1."""
-    waves = littlewood_paley(torch.zeros_like(low), bank)
-    left = (1 - low.square()).clamp(min=1e-9)
-    excess = (waves / left).max()
+    """Return the wavelets divided by the smallest number that makes the transform a contraction."""
+    wavelet_power = littlewood_paley(torch.zeros_like(low), bank)
+    allowed_power = (1 - low.square()).clamp(min=1e-9)
+    excess = (wavelet_power / allowed_power).max()
     return bank / excess.sqrt().clamp(min=1e-9)
 
 
 def modulus_of(z: Tensor) -> Tensor:
-    """Return |z|; on a CPU by numpy, which is ten times as fast at it as torch."""
+    """Return |z|; on a CPU computed by NumPy, which is ten times as fast as PyTorch."""
     if z.device.type != "cpu":
         return z.abs()
     return torch.from_numpy(np.abs(z.numpy()))
@@ -160,20 +163,24 @@ def modulus_of(z: Tensor) -> Tensor:
 
 @register("representation", "scattering")
 class Scattering(nn.Module):
-    """The scattering transform of pictures, or of signals with `dims=1`.
+    """The scattering transform of images, or of signals with `dims=1`.
 
-    Shapes: [B, (C,) *sides] -> [B, C · K, *coarse]: K coefficients at every 2^J-th place. Complex
-    examples come as two channels, real and imaginary part.
+    Shapes: [B, (C,) *sides] -> [B, C · K, *coarse], with K coefficients at every 2^J-th sample.
+    Complex examples are treated as two channels, real and imaginary part.
 
     Args:
-        dims: 2 for pictures [(C,) H, W], 1 for signals [(C,) samples].
-        J: the coarsest scale is 2^J samples, and so is the grid of what comes out.
-        L: directions of a picture's wavelets; of a signal's, wavelets an octave.
-        order: 0, 1 or 2: how many wavelets follow one another at most.
-        output: modulus, or complex: orders 0 and 1 before the modulus, for complex heads.
-        normalise: of one example by its own numbers: group (of channels), layer (all), or none.
-        mirror: average the coefficients of a picture and its mirror image. They are taken at the
-            centres of 2^J × 2^J squares, where those of the mirror image are a permutation.
+        input_shape: shape of an example.
+        dims: number of dimensions: 2 for images [(C,) H, W], 1 for signals [(C,) samples].
+        J: log2 of the coarsest scale, and of the spacing of the output, in samples.
+        L: number of directions of an image's wavelets, or wavelets per octave of a signal.
+        order: largest number of consecutive wavelet transforms, from 0 to 2.
+        output: 'modulus', or 'complex' for orders 0 and 1 before the modulus, for complex heads.
+        normalise: normalises each example by its own statistics: over each group of channels
+            ('group'), over all features ('layer'), or not at all ('none').
+        groups: number of groups of channels for `normalise='group'`.
+        mirror: if True, averages the coefficients of an image and its mirror image. They are then
+            sampled at the centres of 2^J × 2^J squares, so that the mirror image has the same
+            coefficients in another order, and need not be transformed.
     """
 
     version = 1
@@ -198,19 +205,18 @@ class Scattering(nn.Module):
         super().__init__()
         if len(input_shape) not in (dims, dims + 1):
             raise UserError(
-                f"representation=scattering: takes examples of {dims} dimensions, with channels or "
-                f"without, and these are {list(input_shape)}; set representation.dims."
+                f"representation=scattering: takes examples of {dims} dimensions, with or without "
+                f"channels, but these are {list(input_shape)}; set representation.dims."
             )
         has_channels = len(input_shape) == dims + 1
         if dims == 1 and has_channels and input_shape[0] >= input_shape[1]:
             raise UserError(
-                f"representation.dims=1: examples are {list(input_shape)}, and a signal has fewer "
-                "channels than samples: rows of a picture are no channels. Set "
-                "representation.dims=2."
+                f"representation.dims=1: examples are {list(input_shape)}, but a signal has fewer "
+                "channels than samples. If these are images, set representation.dims=2."
             )
         sides = input_shape[-dims:]
         step = 2**J
-        rule = f"2^J must be below the {min(sides)} samples of a side"
+        rule = f"2^J must be less than the {min(sides)} samples of a side"
         require(min(sides) > step, "representation.J", J, rule)
         can_mirror = dims == 2 and output == "modulus" and sides[-1] % step == 0
         rule = f"needs dims=2, output=modulus and a width divisible by {step}"
@@ -224,11 +230,13 @@ class Scattering(nn.Module):
         self.mirrored = self._mirrored_channels(L) if mirror else None
         centre = (step - 1) / 2 if mirror else 0.0
         for axis, (side, size) in enumerate(zip(sides, padded, strict=True)):
+            # Averaging and subsampling along an axis are one product with a matrix.
             places = torch.arange(step, step + side, step)
             average = gaussian_1d(size, deviation, -centre)
             rows = average[(places.unsqueeze(1) - torch.arange(size)) % size]
             self.register_buffer(f"average_{axis}", rows.float())
             self.register_buffer(f"places_{axis}", places)
+            # The indices of reflection padding by 2^J samples.
             reflected = torch.arange(-step, side + step).abs()
             reflected = side - 1 - (side - 1 - reflected).abs()
             self.register_buffer(f"reflected_{axis}", reflected)
@@ -240,7 +248,7 @@ class Scattering(nn.Module):
         J: int,
         L: int,
     ) -> Tensor:
-        """Make the wavelets of both orders; return φ̂, [*padded]."""
+        """Register the wavelets of both orders as buffers, and return φ̂, [*padded]."""
         transforms = [torch.fft.fft(gaussian_1d(size, deviation)).real for size in padded]
         phi = transforms[0]
         if self.dims == 2:
@@ -252,7 +260,7 @@ class Scattering(nn.Module):
             second, second_scales = bank_1d(padded[0], J, 1)
         self.register_buffer("first", contract(phi, first).float())
         self.register_buffer("second", contract(phi, second).float())
-        # Of each first wavelet, the second ones that are wider.
+        # For each first wavelet, the indices of the second wavelets that are wider.
         self.wider = [
             [number for number, second_scale in enumerate(second_scales) if second_scale > scale]
             for scale in scales
@@ -264,7 +272,7 @@ class Scattering(nn.Module):
             x = torch.view_as_real(x).movedim(-1, -1 - self.dims)
         sides = x.shape[x.dim() - self.dims :]
         x = x.reshape(len(x), -1, *sides).float()
-        # continued by 2^J samples on every side, mirrored at the first and last: [B, C, *padded]
+        # Reflection padding by 2^J samples on every side: [B, C, *padded].
         x = self._select(x, "reflected")
         coefficients = torch.cat(self._compute_orders(x), dim=2)
         if self.mirrored is not None:
@@ -273,7 +281,7 @@ class Scattering(nn.Module):
         return normalise_each(coefficients.flatten(1, 2), self.normalise, self.groups)
 
     def _compute_orders(self, x: Tensor) -> list[Tensor]:
-        """Return the coefficients of x [B, C, *padded] by order, each [B, C, K, *coarse]."""
+        """Return the coefficients of x, [B, C, *padded], as a list of [B, C, K, *coarse]."""
         zeroth = self._average(x).unsqueeze(2)
         if self.output == "complex":
             zeroth = zeroth.to(torch.complex64)
@@ -296,7 +304,7 @@ class Scattering(nn.Module):
         return [zeroth, *first_order, *second_order]
 
     def _mirrored_channels(self, L: int) -> list[int]:
-        """Return, of each coefficient, the one that the mirror image has in its place."""
+        """Return the index of the coefficient of the mirror image that each coefficient equals."""
 
         def mirror(wavelet: int) -> int:
             j, turn = divmod(wavelet, L)
@@ -312,12 +320,12 @@ class Scattering(nn.Module):
         return [paths.index(tuple(map(mirror, path))) for path in paths]
 
     def _average(self, x: Tensor) -> Tensor:
-        """Return x ⋆ φ at every 2^J-th place."""
+        """Return x ⋆ φ at every 2^J-th sample."""
         x = x @ getattr(self, f"average_{self.dims - 1}").T
         return self.average_0 @ x if self.dims == 2 else x
 
-    def _select(self, x: Tensor, places: str) -> Tensor:
-        """Return x along each axis at the indices in the buffers `places`_{axis}."""
+    def _select(self, x: Tensor, buffer: str) -> Tensor:
+        """Select the indices in the buffer f'{buffer}_{axis}' along each axis of x."""
         for axis in range(self.dims):
-            x = x.index_select(axis - self.dims, getattr(self, f"{places}_{axis}"))
+            x = x.index_select(axis - self.dims, getattr(self, f"{buffer}_{axis}"))
         return x

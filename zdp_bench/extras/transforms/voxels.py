@@ -1,7 +1,7 @@
-"""Smoothed filters at each voxel of a volume: intensity, edges, and contrast at several scales.
+"""Filters at each voxel of a volume: intensity, edges, and contrast at several scales.
 
-With the polynomials of the place that `model=real_linear_map` multiplies them by, a logistic
-regression at each voxel segments an organ that lies where it usually lies.
+`model=real_linear_map` multiplies them by polynomials of the voxel's position. A logistic
+regression at each voxel then segments an organ that is in its usual place.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from zdp_bench.errors import UserError
 from zdp_bench.extras.transforms.normalisation import EPS, normalise_each, require_real
 from zdp_bench.registry import register
 
-SCALES = (0.7, 1.0, 2.0, 4.0)  # deviations of the Gaussians, in voxels
-EDGES = SCALES[1:3]  # of the gradients
-CONTRASTS = SCALES[2:]  # of the local mean and deviation
+SCALES = (0.7, 1.0, 2.0, 4.0)  # standard deviations of the Gaussians, in voxels
+EDGE_SCALES = SCALES[1:3]  # at which gradients are computed
+CONTRAST_SCALES = SCALES[2:]  # at which the local mean and standard deviation are computed
 
 
 @register("representation", "voxels")
 class Voxels(nn.Module):
-    """Smoothed filters of a volume, each with mean 0 and deviation 1 over it.
+    """Filters of a volume, each with mean 0 and standard deviation 1 over the volume.
 
     Shapes: [B, (1,) D, H, W] -> [B, filters, D, H, W].
+
+    Args:
+        input_shape: shape of an example.
     """
 
     version = 1
@@ -35,7 +38,7 @@ class Voxels(nn.Module):
         channels = input_shape[0] if len(input_shape) == 4 else 1
         if len(input_shape) not in (3, 4) or channels != 1:
             raise UserError(
-                "representation=voxels: takes volumes [depth, height, width] of one channel, and "
+                "representation=voxels: takes volumes [depth, height, width] of one channel, but "
                 f"these examples are {list(input_shape)}."
             )
 
@@ -46,11 +49,11 @@ class Voxels(nn.Module):
         smooth = {scale: blur(x, scale) for scale in SCALES}
         filters = list(smooth.values())
         filters += [fine - coarse for fine, coarse in pairwise(smooth.values())]
-        for scale in EDGES:
+        for scale in EDGE_SCALES:
             gradient = torch.gradient(smooth[scale], dim=(-3, -2, -1))
             square = torch.stack(gradient).square().sum(dim=0)
             filters += [*gradient, square.sqrt()]
-        for scale in CONTRASTS:
+        for scale in CONTRAST_SCALES:
             mean = smooth[scale]
             variance = blur(x.square(), scale) - mean.square()
             deviation = (variance.clamp(min=0) + EPS).sqrt()
@@ -61,7 +64,7 @@ class Voxels(nn.Module):
 
 
 def blur(x: Tensor, sigma: float) -> Tensor:
-    """Return x [B, 1, D, H, W] averaged by a Gaussian; the outermost voxels go on outside."""
+    """Return x, [B, 1, D, H, W], smoothed by a Gaussian, with replication padding."""
     reach = max(1, round(3 * sigma))
     offsets = torch.arange(-reach, reach + 1, dtype=x.dtype, device=x.device)
     weights = torch.exp(-(offsets**2) / (2 * sigma**2))
