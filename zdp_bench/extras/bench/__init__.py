@@ -1,7 +1,6 @@
-"""`zdp-bench bench`: what private and complex training cost, measured here, beside what the papers
-measured there.
+"""`zdp-bench bench`: measure the cost of private and complex training, next to the papers' numbers.
 
-Only ratios within one run mean anything. The sides of a comparison (`steps.py`) must agree in what
-they compute before any is timed, take turns (`measure.py`), and use the same number of threads.
-`tables.py` lists what is compared, and writes it down.
+Only ratios within one run are meaningful. The sides of a comparison (`steps.py`) must compute the
+same result before any is timed. They are timed in turn (`measure.py`), with the same number of
+threads. `tables.py` lists the comparisons, and writes the tables.
 """

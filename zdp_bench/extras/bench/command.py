@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="zeta_dp_2021/6, zeta_dp_2021/7, deepee_2021/3, zoo, library, startup (default: all)",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="smaller cases, in under two minutes on two cores"
+        "--quick", action="store_true", help="smaller cases: under two minutes on two cores"
     )
     parser.add_argument(
         "--threads",

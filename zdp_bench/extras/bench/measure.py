@@ -1,11 +1,12 @@
-"""Time the sides of a comparison by turns, and measure their memory.
+"""Time the sides of a comparison in turn, and measure their memory.
 
-A shared machine is never twice the same, so the sides run one after the other, round after round, a
-few repetitions each. A side's time is its best round, a ratio that of two best rounds; the
-quartiles of the round-by-round ratio say how far to trust it. Timing is torch.utils.benchmark's.
+The speed of a shared machine varies. In each round, every side therefore runs a few times, one side
+after the other. The time of a side is that of its best round, and a ratio is that of two best
+rounds. The quartiles of the ratio over the rounds state how reliable it is. Rounds are timed by
+torch.utils.benchmark.
 
-The peak memory of a step is measured in a process of its own: nothing that another side left behind
-counts, nor what this process's allocator keeps in hand.
+The peak memory of a step is measured in a separate process, so that it includes nothing that other
+sides or this process's allocator hold.
 """
 
 from __future__ import annotations
@@ -30,19 +31,26 @@ from zdp_bench.errors import UserError
 from zdp_bench.extras.bench.steps import SIDES
 from zdp_bench.extras.bench.workload import Step, Workload
 
-ROUND_SECONDS = 0.05  # a side repeats for about this long before the next has its turn
+ROUND_SECONDS = 0.05  # approximate time of a side in each round
 
 
 def require_agreement(
     steps: Mapping[str, Step], tolerance: float = 2e-2
 ) -> dict[str, float | None]:
-    """Return each side's relative deviation from the first that computes the same; None for that.
+    """Return each side's relative deviation from the first side that computes the same.
 
-    Sides whose names are the same before the comma must compute the same.
+    Sides compute the same if their names are equal up to the comma.
 
     Args:
-        tolerance: float32 alone makes 7e-3 on VGG-11, where kernels of different layouts round
-            differently before a max-pooling; a wrong kernel is off by its whole size.
+        steps: the sides, by name.
+        tolerance: the largest relative deviation. Rounding in float32 alone causes 7e-3 on VGG-11,
+            whose layouts round differently before a max-pooling; a wrong kernel causes about 1.
+
+    Returns:
+        the relative deviation of each side, None for the first sides themselves.
+
+    Raises:
+        UserError: a side deviates by more than the tolerance.
     """
     firsts: dict[str, Tensor] = {}
     deviations: dict[str, float | None] = {}
@@ -50,10 +58,10 @@ def require_agreement(
         answer = step.answer().detach()
         first = firsts.setdefault(name.split(",")[0], answer)
         deviation = float((answer - first).norm() / first.norm())
-        if not deviation <= tolerance:
+        if not deviation <= tolerance:  # NaN is rejected too
             raise UserError(
-                f"bench: '{name}' is off by {deviation:.1e} from what it is compared with; nothing "
-                "was timed."
+                f"bench: the result of '{name}' has a relative deviation of {deviation:.1e} from "
+                "the first side's, so nothing was timed."
             )
         deviations[name] = None if answer is first else deviation
     return deviations
@@ -62,14 +70,18 @@ def require_agreement(
 def by_turns(
     runs: Mapping[str, Callable[[], object]], seconds: float
 ) -> tuple[str, dict[str, dict[str, float]]]:
-    """Time every side by turns for about `seconds` in all, three rounds at least.
+    """Time all sides in turn for about `seconds` in total, with at least three rounds.
+
+    Args:
+        runs: the sides, by name.
+        seconds: the total time.
 
     Returns:
-        the baseline (the fastest of 'real' and the non-private ones), and of each side the
-        milliseconds of its best round, the ratio to the baseline's, and the quartiles of that
-        ratio round by round.
+        the name of the baseline, the fastest of 'real' and the non-private sides; and for each side
+        the milliseconds of its best round, their ratio to the baseline's, and the quartiles of the
+        ratio over the rounds.
     """
-    # Imported here: it looks for a CUDA toolkit and prints where it finds none.
+    # Imported only here, because the module looks for a CUDA toolkit and prints if there is none.
     from torch.utils.benchmark import Timer
 
     threads = torch.get_num_threads()
@@ -79,43 +91,50 @@ def by_turns(
     }
     repeats = {}
     for name, timer in timers.items():
-        duration = timer.timeit(1).median  # builds what later calls reuse
+        duration = timer.timeit(1).median
         if duration < 1:
+            # The first call also built what later calls reuse, so time a second one if it is short.
             duration = timer.timeit(1).median
         repeats[name] = max(1, int(ROUND_SECONDS / duration))
-    times: dict[str, list[float]] = {name: [] for name in runs}  # ms, a round each
-    until = time.perf_counter() + seconds
+    times: dict[str, list[float]] = {name: [] for name in runs}  # milliseconds in each round
+    deadline = time.perf_counter() + seconds
     rounds = 0
-    while rounds < 3 or time.perf_counter() < until:
+    while rounds < 3 or time.perf_counter() < deadline:
         rounds += 1
         for name, timer in timers.items():
             seconds_each = timer.timeit(repeats[name]).median
             times[name].append(1e3 * seconds_each)
     baselines = [name for name in runs if name == "real" or name.startswith("non-private")]
-    base = min(baselines, key=lambda name: min(times[name]))
+    baseline = min(baselines, key=lambda name: min(times[name]))
     timings = {}
-    for name, own in times.items():
-        ratios = list(map(operator.truediv, own, times[base]))
+    for name, milliseconds in times.items():
+        ratios = list(map(operator.truediv, milliseconds, times[baseline]))
         low, _, high = statistics.quantiles(ratios, n=4)
         timings[name] = {
-            "milliseconds": min(own),
-            "ratio": min(own) / min(times[base]),
+            "milliseconds": min(milliseconds),
+            "ratio": min(milliseconds) / min(times[baseline]),
             "ratio_low": low,
             "ratio_high": high,
         }
-    return base, timings
+    return baseline, timings
 
 
 # ------------------------------------------------------------------------------------------ memory
 
 
 def peak_memory(workload: Workload, side: str) -> float | None:
-    """Return a step's peak MiB, without the interpreter and its libraries; None if unknown."""
+    """Return the peak memory of a step in MiB, without that of the interpreter and libraries.
+
+    It is None if the system cannot measure it.
+
+    Raises:
+        UserError: the process that measures it failed.
+    """
     if torch.cuda.is_available():
         return _measure(asdict(workload), side)
     if not Path("/proc/self/clear_refs").exists():
         return None
-    _call_glibc("malloc_trim", 0)  # both processes must fit
+    _call_glibc("malloc_trim", 0)  # return free memory, so that both processes fit
     arguments = json.dumps([asdict(workload), side, torch.get_num_threads()])
     child = subprocess.run(
         [sys.executable, "-m", "zdp_bench.extras.bench.measure", arguments],
@@ -125,7 +144,7 @@ def peak_memory(workload: Workload, side: str) -> float | None:
     )
     if child.returncode:
         lines = child.stderr.strip().splitlines()
-        reason = f"it was ended with {child.returncode}, as where memory runs out"
+        reason = f"its exit code was {child.returncode}; memory may have run out"
         if lines:
             reason = lines[-1]
         raise UserError(f"bench: '{side}' failed while its memory was measured: {reason}")
@@ -133,15 +152,15 @@ def peak_memory(workload: Workload, side: str) -> float | None:
 
 
 def _measure(workload: dict[str, Any], side: str) -> float:
-    """Run two steps in this process."""
-    SIDES["warm"](Workload(**workload))  # loads what libraries load when they are first used
+    """Run two steps in this process, and return their peak memory in MiB."""
+    SIDES["warm"](Workload(**workload))  # so that libraries load what they load at first use
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         _run_twice(workload, side)
         return torch.cuda.max_memory_allocated() / 2**20
-    _read_status("VmRSS")  # what reading takes is there before
+    _read_status("VmRSS")  # so that memory for the reading itself is already allocated
     before = _read_status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # start the high-water mark anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak, VmHWM
     _run_twice(workload, side)
     return _read_status("VmHWM") - before
 
@@ -161,27 +180,27 @@ def _read_status(field: str) -> float:
 
 
 def hold_memory() -> bool:
-    """Let freed memory stay with this process if the C library is glibc; returns whether it is.
+    """Make glibc keep freed memory in this process, and return whether it does.
 
-    glibc gives blocks above 32 MiB back to the system at once, so every step of every side would
-    pay for fresh pages: a real convolution took 19 ms instead of 4.
+    By default, glibc returns blocks above 32 MiB to the system immediately, so that every step has
+    to request new pages: a real convolution took 19 ms instead of 4.
     """
-    # M_MMAP_MAX and M_TRIM_THRESHOLD of malloc.h; -1 means no threshold
-    maps_none = _call_glibc("mallopt", -4, 0)
-    return maps_none and _call_glibc("mallopt", -1, -1)
+    # M_MMAP_MAX = 0 and M_TRIM_THRESHOLD = -1 (no threshold), with the numbers of malloc.h.
+    keeps_large_blocks = _call_glibc("mallopt", -4, 0)
+    return keeps_large_blocks and _call_glibc("mallopt", -1, -1)
 
 
 def _return_memory() -> bool:
-    """Let glibc return freed blocks of 64 KiB or more immediately; True if it can.
+    """Make glibc return freed blocks of 64 KiB or more immediately, and return whether it does.
 
-    What glibc keeps for later is no need of the step and differs from run to run: by 4 to 13 %
-    where what is held at once is the same to 0.2 %.
+    The step does not need the memory that glibc would keep. Its amount varies between runs by 4 to
+    13 %, while the memory in use varies by 0.2 %.
     """
     return _call_glibc("mallopt", -3, 2**16)  # M_MMAP_THRESHOLD
 
 
 def _call_glibc(function: str, *numbers: int) -> bool:
-    """True if a function of glibc succeeded; False if the C library is another."""
+    """Call a function of glibc; return False if it fails, or if this is another C library."""
     try:
         return bool(getattr(ctypes.CDLL("libc.so.6"), function)(*numbers))
     except (OSError, AttributeError):

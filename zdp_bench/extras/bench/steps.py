@@ -1,12 +1,12 @@
-"""The sides of a comparison: one training step of one model, taken in different ways.
+"""The sides of a comparison: different implementations of one training step of one model.
 
-Every side builds its own model from the same seed and takes a whole step: forward, backward,
-clipping, noise, update. Our private sides run `training.step.private_step` itself, without the
-ledger, which other frameworks do not keep.
+Every side builds its own model from the same seed, and takes a complete step: forward, backward,
+clipping, noise, update. Our private sides run `training.step.private_step`, without a ledger
+because other frameworks have none.
 
-The sides of whole loops have everything, as a user writes it: examples out of a dataset, one by
-one, and whatever a library counts and keeps beside. They draw all examples at each step, so that
-all steps are of one size.
+The sides named 'whole loop' contain everything that a user's loop does: they collate examples from
+a dataset, and include a library's accounting and ledger. They draw all examples at each step, so
+that all steps have the same batch size.
 """
 
 from __future__ import annotations
@@ -44,12 +44,18 @@ def batches_of(
     last: bool,
     whole: bool,
 ) -> Iterator[Batch]:
-    """Yield the batch again and again; `whole`: out of a dataset, example by example."""
+    """Return an endless iterator over the same batch.
+
+    Args:
+        workload: gives the examples.
+        last: use channels-last memory format.
+        whole: collate the batch from a dataset, example by example.
+    """
     examples = workload.examples(last)
     if not whole:
         return repeat(examples)
-    everything = repeat(list(range(workload.batch)))
-    return iter(DataLoader(TensorDataset(*examples), batch_sampler=everything))
+    all_indices = repeat(list(range(workload.batch)))
+    return iter(DataLoader(TensorDataset(*examples), batch_sampler=all_indices))
 
 
 def non_private(
@@ -57,7 +63,7 @@ def non_private(
     last: bool = True,
     whole: bool = False,
 ) -> Step:
-    """Forward, backward, update."""
+    """Return the non-private step: forward, backward, update."""
     model = workload.build()
     optimizer = workload.optimizer_of(model.parameters())
     batches = batches_of(workload, last, whole)
@@ -81,12 +87,19 @@ def _step(
     backward: Callable[[], None],
     summed: Callable[[], Tensor],
 ) -> Step:
-    """Return a side whose gradients `backward` leaves where `summed` finds their sum."""
+    """Return a side from its parts.
+
+    Args:
+        optimizer: takes the update.
+        backward: computes the gradients of a batch.
+        summed: returns the sum of the examples' gradients after `backward`.
+    """
 
     def run() -> None:
         backward()
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)  # a side that waits holds its weights only
+        # Between its turns, a side keeps only its weights in memory.
+        optimizer.zero_grad(set_to_none=True)
 
     def answer() -> Tensor:
         backward()
@@ -100,7 +113,7 @@ def _step(
 # ------------------------------------------------------------------------------------------ private
 
 
-MANY = 10**6  # steps: more than are ever timed
+MAX_STEPS = 10**6  # more than are ever timed
 
 
 def private(
@@ -108,11 +121,11 @@ def private(
     engine: Engine,
     last: bool = True,
 ) -> Step:
-    """Our private step with DP-SGD, noise included."""
+    """Return our private step with DP-SGD."""
     model = workload.build()
     inputs, targets = workload.examples(last)
     sampling = Sampling("uniform", 0.01, workload.batch, 100 * workload.batch)
-    loss = PerExample(workload.loss_of, proved=True)  # as a run has its task's
+    loss = PerExample(workload.loss_of, proved=True)  # as in a run, where a task gives the loss
     algorithm = ZetaDPSGD(
         Problem(model, loss, sampling, like=inputs[:0]),
         noise_multiplier=1.0,
@@ -120,12 +133,12 @@ def private(
         gradients=engine,
     )
     optimizer = workload.optimizer_of(trainable(model).values())
-    ledger = Tally(True)  # other frameworks keep none
+    ledger = Tally(True)  # counts releases without a file
     training = Training(algorithm, model, optimizer, SeededNoise(0), ledger)
     steps = count()
 
     def run() -> None:
-        # A new number, so fresh noise: the same again would march the weights off.
+        # A new step number gives new noise. With the same noise, the weights would diverge.
         private_step(training, next(steps), [(inputs, targets)], workload.batch)
 
     def answer() -> Tensor:
@@ -137,7 +150,7 @@ def private(
 
 
 def loop(workload: Workload) -> Step:
-    """Forward, backward and clipping, one example after the other, without a library."""
+    """Return a private step without a library, which processes one example after the other."""
     model = workload.build()
     inputs, targets = workload.examples(last=False)
     parameters = dict(model.named_parameters())
@@ -168,12 +181,17 @@ def opacus(
     mode: Literal["hooks", "functorch", "ghost"],
     whole: bool = False,
 ) -> Step:
-    """Opacus's `PrivacyEngine`, with its own LSTM in place of torch's.
+    """Return a private step of Opacus's `PrivacyEngine`, with Opacus's LSTM instead of PyTorch's.
 
-    Real networks only: its complex gradients are wrong (a missing conjugate; ghost norms too
-    small). `whole`: batches are those of its own loader, else always the same.
+    It is for real networks only, because Opacus's complex gradients are wrong: a conjugate is
+    missing, and ghost norms are too small.
+
+    Args:
+        workload: the model and its examples.
+        mode: how Opacus computes gradients or norms.
+        whole: draw batches from Opacus's own loader, instead of using the same batch every time.
     """
-    # from Opacus's own hooks on a first layer
+    # Opacus's own hooks cause this warning at the first layer.
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     warnings.filterwarnings("ignore", message="Secure RNG turned off")
     from opacus import PrivacyEngine
@@ -191,7 +209,7 @@ def opacus(
         grad_sample_mode=mode,
     )
     module, optimizer, loader = private[0], private[1], private[-1]
-    loader.batch_sampler.steps = MANY  # rather than a new iterator for each step
+    loader.batch_sampler.steps = MAX_STEPS  # one iterator for all steps
     batches = batches_of(workload, last=False, whole=False)
     if whole:
         batches = iter(loader)
@@ -216,7 +234,7 @@ def opacus(
 
 
 def library_loop(workload: Workload) -> Step:
-    """`make_private`, with its ledger."""
+    """Return a step of a loop with `make_private`, with its ledger."""
     model, examples = workload.build(), workload.examples(last=False)
     folder = Path(tempfile.mkdtemp())
     private = make_private(
@@ -224,7 +242,7 @@ def library_loop(workload: Workload) -> Step:
         workload.optimizer_of(model.parameters()),
         TensorDataset(*examples),
         loss=workload.loss_of,
-        epochs=MANY,
+        epochs=MAX_STEPS,
         sample_rate=1.0,
         expected_batch=workload.batch,
         noise_multiplier=1.0,
@@ -245,11 +263,11 @@ def library_loop(workload: Workload) -> Step:
     return Step(run, answer)
 
 
-# ------------------------------------------------------------------------------------- all of them
+# ------------------------------------------------------------------------------------------- sides
 
 
 def _warm(workload: Workload) -> Step:
-    """Run every kernel once on a tiny batch: a library's own memory is not the step's."""
+    """Run a tiny private step, so that the memory of libraries is not counted as the step's."""
     model = "complex_mlp" if workload.is_complex else "real_mlp"
     tiny = Workload(model, (4,), 2, 2, "classes", {"hidden": [3]})
     step = private(tiny, "fast")
@@ -257,7 +275,8 @@ def _warm(workload: Workload) -> Step:
     return step
 
 
-# name of a side in the tables -> how to build it; before the comma stands what it computes
+# The name of a side in the tables -> its constructor. Sides with the same name up to the comma
+# compute the same result.
 SIDES: dict[str, Callable[[Workload], Step]] = {
     "warm": _warm,
     "non-private": non_private,

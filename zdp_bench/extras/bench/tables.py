@@ -1,14 +1,13 @@
-"""The tables of `zdp-bench bench`: which sides are compared on which networks, and the paper's own
-ratio beside them.
+"""The tables of `zdp-bench bench`: the sides and networks to compare, next to the paper's ratio.
 
 zeta_dp_2021/6   complex against real: one matrix product, one convolution
 zeta_dp_2021/7   conv + linear, real and complex, private against non-private
 deepee_2021/3    VGG-11 and two U-Nets: ours, Opacus, a loop over examples, with peak memory
 zoo              ResNet-20, Model-3, AlexNet, complex CNN and U-Net: non-private, ours, Opacus
 library          a step of a user's whole loop: non-private, ours, Opacus's, with peak memory
-startup          commands that train nothing, against `import torch`
+startup          commands that do not train, relative to `import torch`
 
-Rows that another machine, or another number of threads, measured are kept.
+Writing a table keeps rows that were measured on another machine or with another number of threads.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from zdp_bench.report import papers
 from zdp_bench.report.number_format import rounded
 from zdp_bench.report.sheet import markdown_table
 
-Row = dict[Any, Any]  # one side of one comparison; its ratio is to the baseline of its case
+Row = dict[Any, Any]  # one side of one comparison, with its ratio to the baseline of the case
 COLUMNS = {
     "side": "side",
     "milliseconds": "ms",
@@ -66,22 +65,25 @@ def compare(
     """Compare sides on one workload.
 
     Args:
-        steps: of each side; emptied once they are timed.
-        paper: the ratio that the paper has.
-        peak: side -> its peak memory in MiB.
+        case: name of the comparison.
+        steps: the sides, by name; emptied after they are timed.
+        seconds: total time of the timing.
+        paper: the paper's ratio.
+        peak: side -> its peak memory in MiB, or None.
 
     Returns:
         a row for each side.
     """
     deviations = require_agreement(steps)
     runs = {side: step.run for side, step in steps.items()}
-    base, timings = by_turns(runs, seconds)
+    baseline, timings = by_turns(runs, seconds)
+    # Free the sides' memory, so that the processes that measure memory have enough.
     runs.clear()
-    steps.clear()  # their memory, before that of each side is measured
+    steps.clear()
     peaks = {side: peak(side) for side in timings}
     rows: list[Row] = []
     for side, timing in timings.items():
-        memory, base_memory = peaks[side], peaks[base]
+        memory, base_memory = peaks[side], peaks[baseline]
         row = {
             "case": case,
             "side": side,
@@ -103,7 +105,19 @@ def compare_training(
     memory: bool = False,
     paper: float | None = None,
 ) -> list[Row]:
-    """Compare sides of training on one workload; `memory`: measure peak memory too."""
+    """Compare training steps on one workload.
+
+    Args:
+        case: name of the comparison.
+        workload: the model and its examples.
+        sides: names of the sides, keys of `SIDES`.
+        seconds: total time of the timing.
+        memory: if True, measures peak memory too.
+        paper: the paper's ratio.
+
+    Returns:
+        a row for each side.
+    """
     steps = {side: SIDES[side](workload) for side in sides}
     peak = partial(peak_memory, workload) if memory else lambda side: None
     return compare(case, steps, seconds, paper, peak)
@@ -117,7 +131,7 @@ def _step(run: Callable[[], Tensor]) -> Step:
 
 
 def operations(quick: bool) -> Iterator[list[Row]]:
-    """Table 6 of the 2021 paper: single operations, complex against real."""
+    """Measure Table 6 of Ziller et al. 2021: single complex operations relative to real ones."""
     torch.manual_seed(0)
     seconds, batch = (1.5, 8) if quick else (10.0, 64)
 
@@ -153,7 +167,7 @@ def operations(quick: bool) -> Iterator[list[Row]]:
 
 
 def networks(quick: bool) -> Iterator[list[Row]]:
-    """Table 7 of the 2021 paper, and the complex MLP of Table 1 beside it."""
+    """Measure Table 7 of Ziller et al. 2021, and the complex MLP of its Table 1."""
     seconds, batch = (3.0, 32) if quick else (12.0, 64)
     ours = ["private, fast", "private, vmap"]
     sides = {
@@ -165,15 +179,18 @@ def networks(quick: bool) -> Iterator[list[Row]]:
         case = f"{kind} conv + linear, batch {batch}"
         paper = _paper_ratio("zeta_dp_2021/7", f"private_{kind}", f"nonprivate_{kind}")
         yield compare_training(case, workload, sides[kind], seconds, paper=paper)
-    of_mlp = ["non-private", *ours, "private, loop over examples"]
+    mlp_sides = ["non-private", *ours, "private, loop over examples"]
     for size in (batch,) if quick else (batch, 4 * batch):
         mlp = Workload("complex_mlp", (1, 28, 28), 10, size, "classes", {"hidden": [256, 128]})
         case = f"complex MLP 784-256-128-10, batch {size}"
-        yield compare_training(case, mlp, of_mlp, seconds)
+        yield compare_training(case, mlp, mlp_sides, seconds)
 
 
 def imaging(quick: bool) -> Iterator[list[Row]]:
-    """Table 3 of the deepee paper, smaller: its batch 32 and maps of 256² are a GPU's work."""
+    """Measure Table 3 of the deepee paper with smaller batches and images.
+
+    The paper's batch of 32 and images of 256² pixels need a GPU.
+    """
     seconds, batch = (1.0, 2) if quick else (10.0, 8)
     hidden, width = (256, 16) if quick else (4096, 64)
     big, small = (32, 32) if quick else (224, 64)
@@ -187,14 +204,14 @@ def imaging(quick: bool) -> Iterator[list[Row]]:
         f"U-Net with transposed convolutions, {small}², batch {batch}": unet,
     }
     for case, workload in cases.items():
-        own_sides = [*sides, "non-private, channels first"] if workload is vgg else sides
-        yield compare_training(case, workload, own_sides, seconds, memory=not quick)
+        case_sides = [*sides, "non-private, channels first"] if workload is vgg else sides
+        yield compare_training(case, workload, case_sides, seconds, memory=not quick)
 
 
 def zoo(quick: bool) -> Iterator[list[Row]]:
-    """The networks of GReDP's Table I and two complex ones, each in the layout that a run takes."""
+    """Measure the networks of GReDP's Table I and two complex networks, in the layouts of runs."""
     batch, seconds = (8, 2.0) if quick else (64, 30.0)
-    width, size, few = (8, 32, 2) if quick else (32, 320, 4)
+    width, size, unet_batch = (8, 32, 2) if quick else (32, 320, 4)
     sides = ["non-private", "non-private, channels first", "private, fast"]
     for name in ("resnet20", "model3", "alexnet"):
         workload = Workload(name, (3, 32, 32), 10, batch, "classes")
@@ -203,12 +220,12 @@ def zoo(quick: bool) -> Iterator[list[Row]]:
     channels = {"channels": [16, 32]}
     cnn = Workload("complex_cnn", (1, 32, 32), 10, batch, "classes", channels)
     yield compare_training(f"complex CNN, 32², batch {batch}", cnn, sides, seconds)
-    unet = Workload("complex_unet", (1, size, size), 1, few, "map", {"width": width})
-    yield compare_training(f"complex U-Net, {size}², batch {few}", unet, sides, seconds)
+    unet = Workload("complex_unet", (1, size, size), 1, unet_batch, "map", {"width": width})
+    yield compare_training(f"complex U-Net, {size}², batch {unet_batch}", unet, sides, seconds)
 
 
 def library(quick: bool) -> Iterator[list[Row]]:
-    """A step of the whole loop that a user writes, with `make_private` and with Opacus."""
+    """Measure a step of a user's whole loop, with `make_private` and with Opacus."""
     seconds, batch = (1.0, 16) if quick else (20.0, 128)
     hidden, width = ([32], 16) if quick else ([512, 256], 64)
     images = (3, 16, 16) if quick else (3, 32, 32)
@@ -230,7 +247,11 @@ OPACUS = [side for side in SIDES if "Opacus" in side]
 
 
 def _opacus(whole: bool = False) -> list[str]:
-    """Return Opacus's sides, of steps or of whole loops, if it is installed (the extra `peers`)."""
+    """Return the names of Opacus's sides, empty if it is not installed (the extra `peers`).
+
+    Args:
+        whole: return the sides of whole loops instead of those of steps.
+    """
     if not find_spec("opacus"):
         return []
     return [side for side in OPACUS if ("whole loop" in side) == whole]
@@ -241,7 +262,10 @@ def _paper_ratio(
     above: str,
     below: str,
 ) -> float:
-    """Return the paper's own ratio of two rows, on its CPU (or GPU, where ours was one)."""
+    """Return the paper's ratio of the rows `above` and `below`.
+
+    It is that of the paper's GPU if this machine has a GPU, otherwise that of its CPU.
+    """
     column = "gpu" if torch.cuda.is_available() else "cpu"
     values = {}
     for number in papers.reference(table):
@@ -250,7 +274,7 @@ def _paper_ratio(
     return values[above] / values[below]
 
 
-# quick -> what is measured
+# The name of a table -> the function (quick -> rows of each case) that measures it.
 TABLES: dict[str, Callable[[bool], Iterator[list[Row]]]] = {
     "zeta_dp_2021/6": operations,
     "zeta_dp_2021/7": networks,
@@ -267,13 +291,13 @@ def run(
     threads: int,
     results: Path,
 ) -> Iterator[list[Row]]:
-    """Measure one of `TABLES`; yield the rows of each case once they are written."""
+    """Measure one of `TABLES`, and yield the rows of each case after writing them."""
     torch.set_num_threads(threads)
     facts = environment(threads) | {"allocator": "held" if hold_memory() else "as malloc likes"}
     for rows in TABLES[table](quick):
-        of_case = [{**row, **facts} for row in rows]
-        _write(table, paths_of(table, quick, results), of_case)
-        yield of_case
+        case_rows = [{**row, **facts} for row in rows]
+        _write(table, paths_of(table, quick, results), case_rows)
+        yield case_rows
 
 
 def paths_of(
@@ -289,31 +313,31 @@ def paths_of(
 def _write(
     table: str,
     paths: list[Path],
-    of_case: list[Row],
+    case_rows: list[Row],
 ) -> None:
-    """Write the rows of a case in place of those that this machine measured before."""
+    """Write the rows of a case, replacing those that this machine measured earlier."""
     page, csv = paths
     before = read(csv)
-    fresh = pd.DataFrame([rounded(row) for row in of_case])
+    new = pd.DataFrame([rounded(row) for row in case_rows])
     keys = ["case", "device", "threads"]
-    measured = fresh[keys].iloc[0]
-    is_old = before[keys].eq(measured).all(axis=1)
-    rows = pd.concat([before[~is_old], fresh], ignore_index=True)
-    order = {case: place for place, case in enumerate(rows.case.unique())}
+    measured = new[keys].iloc[0]
+    is_replaced = before[keys].eq(measured).all(axis=1)
+    rows = pd.concat([before[~is_replaced], new], ignore_index=True)
+    order = {case: index for index, case in enumerate(rows.case.unique())}
     rows = rows.sort_values("case", key=lambda cases: cases.map(order), kind="stable")
     records.write_text(page, as_markdown(table, rows))
     records.write_text(csv, rows.to_csv(index=False, lineterminator="\n"))
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return the rows of a CSV that `run` wrote, none if there is no such file."""
+    """Return the rows in a CSV file of `run`, empty if there is no such file."""
     if not path.exists():
         return pd.DataFrame([], columns=["case", "side", "device", "threads"])
     return pd.read_csv(path, dtype={"threads": str})
 
 
 def cells(row: Row) -> list[str]:
-    """Format a row, in the order of `COLUMNS`."""
+    """Return the formatted values of a row, in the order of `COLUMNS`."""
     shown = {
         **row,
         "milliseconds": _format(row["milliseconds"], ".3g"),
@@ -334,7 +358,7 @@ def _format(value: Any, form: str) -> str:
 
 
 def as_markdown(table: str, rows: pd.DataFrame) -> str:
-    """Return a page with a table for each case and machine."""
+    """Return a Markdown page with a table for each case and machine."""
     lines = [
         f"# Measured: {table}",
         "",
@@ -342,18 +366,18 @@ def as_markdown(table: str, rows: pd.DataFrame) -> str:
         *ABOUT.split("\n"),
     ]
     columns = list(COLUMNS.values())
-    for case, of_case in rows.groupby("case", sort=False):
+    for case, case_rows in rows.groupby("case", sort=False):
         lines += ["", f"## {case}"]
-        for (machine, threads), own in of_case.groupby(["device", "threads"], sort=False):
-            facts = own.iloc[0].drop(["device", "threads"])["python":].dropna()
+        for (machine, threads), measured in case_rows.groupby(["device", "threads"], sort=False):
+            facts = measured.iloc[0].drop(["device", "threads"])["python":].dropna()
             versions = ", ".join(f"{key} {value}" for key, value in facts.items())
             lines += ["", f"On {machine}, {threads} threads ({versions}).", ""]
-            lines += markdown_table(columns, [cells(row) for row in own.to_dict("records")])
+            lines += markdown_table(columns, [cells(row) for row in measured.to_dict("records")])
     return "\n".join(lines) + "\n"
 
 
 def environment(threads: int) -> Row:
-    """Describe what a measurement is made on and with."""
+    """Return the machine, the number of threads, the versions and the date of a measurement."""
     facts = {
         "device": f"cpu ({_find_processor()})",
         "threads": str(threads),

@@ -1,5 +1,6 @@
-"""One model on one batch of random examples, which the sides of a comparison share, and small
-networks of torch's own layers, as users bring them to the library.
+"""The workload that the sides of a comparison share: a model and a batch of random examples.
+
+For the library's tables, there are small networks of PyTorch's own layers, as users have them.
 """
 
 from __future__ import annotations
@@ -17,16 +18,21 @@ from zdp_bench.gradients import Batch
 from zdp_bench.nn.memory_format import channels_last
 from zdp_bench.registry import lookup
 
-BOUND = 1.0  # of an example's gradient
-RATE = 1e-3
+BOUND = 1.0  # clipping norm
+RATE = 1e-3  # learning rate
 
 
 @dataclass(frozen=True)
 class Step:
-    """One side of a comparison, ready to run."""
+    """One side of a comparison, ready to run.
 
-    run: Callable[[], object]  # takes the step that is timed
-    answer: Callable[[], Tensor]  # what it computes before noise, in which sides must agree
+    Attributes:
+        run: takes the step to be timed.
+        answer: returns the result without noise, in which the sides must agree.
+    """
+
+    run: Callable[[], object]
+    answer: Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,13 @@ class Workload:
     """One model on one batch of random examples.
 
     Attributes:
-        loss: squares (of [B, 1] outputs), classes, or map (mean square of a map).
+        model: name of the model, one of `NETWORKS` or a registered one.
+        input_shape: shape of an example.
+        outputs: number of outputs.
+        batch: batch size.
+        loss: 'squares' (squared error of the outputs), 'classes' (cross-entropy), or 'map' (mean
+            square of a map).
+        options: options of the model.
     """
 
     model: str
@@ -55,7 +67,7 @@ class Workload:
         return model.to(device())
 
     def examples(self, last: bool) -> Batch:
-        """Return inputs and targets; `last`: maps channels-last, best for convolutions."""
+        """Return inputs and targets; with `last`, images are in channels-last memory format."""
         torch.manual_seed(1)
         dtype = torch.complex64 if self.is_complex else torch.float32
         inputs = torch.randn(
@@ -72,13 +84,13 @@ class Workload:
 
     @property
     def loss_of(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """One loss per example, (outputs, targets) -> [B], as a user writes it."""
+        """The loss as a user writes it: (outputs, targets) -> one loss per example, [B]."""
         if self.loss == "classes":
             return partial(F.cross_entropy, reduction="none")
         return mean_square if self.loss == "map" else square_error
 
     def optimizer_of(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """torch's own, so that no side has a faster one than another."""
+        """Return PyTorch's SGD, so that all sides have the same optimiser."""
         return torch.optim.SGD(parameters, lr=RATE)
 
 
@@ -91,17 +103,20 @@ def square_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def device() -> torch.device:
-    """CUDA if there is a GPU, else the CPU."""
+    """Return the GPU if there is one, otherwise the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def flat(tensors: dict[str, Tensor]) -> Tensor:
-    """Join tensors in one real vector, in the order of their names: Opacus's LSTM has another."""
+    """Return all tensors as one real vector, in the alphabetical order of their names.
+
+    The order is fixed, because Opacus's LSTM has its parameters in another order than PyTorch's.
+    """
     return torch.cat([as_real(tensors[name]) for name in sorted(tensors)])
 
 
 def as_real(value: Tensor) -> Tensor:
-    """Return a tensor as one real vector; a complex entry is two numbers."""
+    """Return a tensor as a real vector, with two entries for each complex one."""
     value = value.resolve_conj()
     if value.is_complex():
         value = torch.view_as_real(value)
@@ -109,7 +124,7 @@ def as_real(value: Tensor) -> Tensor:
 
 
 class Criterion(nn.Module):
-    """A loss as Opacus's ghost mode expects it: [B] numbers for any `reduction`."""
+    """The loss in the form that Opacus's ghost mode takes: [B] for any `reduction`."""
 
     reduction = "mean"
 
@@ -121,7 +136,7 @@ class Criterion(nn.Module):
         return self.workload.loss_of(outputs, targets)
 
 
-# Networks: made from the shape of an example, the number of outputs and a width.
+# Networks, built from the shape of an example, the number of outputs and a width.
 
 
 def norm_cnn(
@@ -129,7 +144,7 @@ def norm_cnn(
     outputs: int,
     width: int,
 ) -> nn.Module:
-    """Three convolutions with GroupNorm, halved maps and a linear head: [B, C, H, W]."""
+    """Return a network of three convolutions with GroupNorm and pooling, and a linear head."""
     layers: list[nn.Module] = []
     channels, height, breadth = input_shape
     for size in (width // 2, width, width):
@@ -141,7 +156,7 @@ def norm_cnn(
 
 
 class LSTM(nn.Module):
-    """An LSTM over vectors [B, T, D]; its last output decides."""
+    """An LSTM over sequences [B, T, D], with a linear head on the last state."""
 
     def __init__(
         self,
@@ -159,7 +174,7 @@ class LSTM(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention of four heads and two linear layers, each behind a LayerNorm and beside a skip."""
+    """A pre-norm transformer block: attention with four heads, then two linear layers."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -176,8 +191,8 @@ class TransformerBlock(nn.Module):
         normed = self.first(x)
         heads = []
         for layer in (self.query, self.key, self.value):
-            of_heads = layer(normed).unflatten(2, (4, -1))
-            heads.append(of_heads.transpose(1, 2))
+            split = layer(normed).unflatten(2, (4, -1))
+            heads.append(split.transpose(1, 2))
         attended = F.scaled_dot_product_attention(*heads)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         hidden = F.gelu(self.wide(self.second(x)))
@@ -185,7 +200,7 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Two blocks over vectors [B, T, D]; the mean over time decides."""
+    """Two transformer blocks over sequences [B, T, D], with a linear head on the mean over time."""
 
     def __init__(
         self,
