@@ -204,7 +204,7 @@ def test_no_path_of_a_stranger_s_record_is_opened(tmp_path: Path) -> None:
     assert found.digest == described["digest"]
     network_of_own_weights(tmp_path)
     (tmp_path / "w.pth").rename(copy)
-    with pytest.raises(UserError, match="from other weights"):
+    with pytest.raises(UserError, match="the weights or the version of zdp-bench differ"):
         find_representation(tmp_path, config, record, copy)
 
 
