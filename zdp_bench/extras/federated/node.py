@@ -144,6 +144,7 @@ class Site:
 
     @cached_property
     def data(self) -> Splits:
+        """The data set, of which each node has all or a part."""
         return self._data or load_data(self.config)
 
     @cached_property
@@ -258,8 +259,8 @@ class Node:
             config.plugins,
             site.device,
             self.size.examples,
-            1,
-            config.execution.deterministic,
+            ranks=1,
+            deterministic=config.execution.deterministic,
         )
         self.ledger = open_ledger(
             run_home / "nodes" / self._name() / "ledger.jsonl",
@@ -270,7 +271,7 @@ class Node:
             (execution, 0, "the weights it is sent"),
             identity=f"node {self.number}",
         )
-        # If every step of the plan had to be taken anew.
+        # An upper bound, reached if every step of the plan is taken anew.
         max_releases = self.ledger.releases + self.setup.plan.steps
         if self.is_split:
             self.limit = self.setup.affordable(max_releases)
@@ -308,10 +309,9 @@ class Node:
             def epsilon_after(steps: int) -> float:
                 return together([*spent, replace(planned, steps=steps)], config.privacy.delta)
 
-            # ε rises with the steps, so bisection finds the first number that exceeds the budget.
-            steps = range(max_releases + 1)
-            num_affordable = bisect_right(steps, budget, key=epsilon_after)
-            return max(0, num_affordable - 1)
+            # ε rises with the number of steps, so bisection finds the first that is too large.
+            first_too_many = bisect_right(range(max_releases + 1), budget, key=epsilon_after)
+            return max(0, first_too_many - 1)
         except ValueError as error:
             raise UserError(
                 f"privacy.max_epsilon={budget:g}: {error}, so this site's total ε is "

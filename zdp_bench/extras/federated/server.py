@@ -90,7 +90,7 @@ def run_federation(
     device: torch.device,
     wait: bool,
 ) -> Outcome:
-    """Return a federated run that is finished, or conduct it.
+    """Return a federated run if it is finished; otherwise conduct it.
 
     Args:
         transport: starts Flower, and calls `conduct` with its grid.
@@ -163,7 +163,7 @@ def gather_nodes(
 
     Args:
         grid: Flower's connection to the nodes.
-        context: what the server conducts.
+        context: what the server needs to conduct the run.
         known: the nodes in the checkpoint, as `Roster.saved` returned them.
 
     Raises:
@@ -186,7 +186,7 @@ def gather_nodes(
     is_complete = len(roster.standings) >= nodes
     has_enough = len(roster.present) >= roster.min_nodes and is_complete
     if not has_all and not has_enough:
-        refusals = [f"node {number}: {why}" for number, why in sorted(roster.refusals().items())]
+        refusals = [f"node {node}: {reason}" for node, reason in sorted(roster.refusals().items())]
         reasons = f" ({'; '.join(refusals)})" if refusals else ""
         raise UserError(
             f"only {len(roster.present)} of {nodes} nodes joined within federated.patience="
@@ -222,7 +222,9 @@ class Rounds:
             lambda records: setup.with_plan(steps_of(config, records, self.round_plan.steps))
         )
         self._epsilon_of = cache(lambda records, steps: self._setup_of(records).epsilon(steps))
-        self._affordable_of = cache(lambda records, most: self._setup_of(records).affordable(most))
+        self._affordable_of = cache(
+            lambda records, max_releases: self._setup_of(records).affordable(max_releases)
+        )
         self.setups = {number: self._setup_of(size) for number, size in self.sizes.items()}
         self.limits = {
             number: largest_release(node_setup.mechanism, config.federated.local_steps)
@@ -319,7 +321,8 @@ class Rounds:
 
     def _is_affordable(self, rounds: int) -> bool:
         """Return whether `rounds` rounds are within every node's budget."""
-        # If every round of the plan had to be requested anew. It limits the accountant's search.
+        # An upper bound, reached if every round of the plan is requested anew. It limits the
+        # accountant's search.
         max_rounds = self._rounds_at_start + self.round_plan.steps
         for number, size in self.sizes.items():
             affordable = self._affordable_of(size, self.roster.spent(number, max_rounds))
