@@ -223,8 +223,20 @@ def test_each_algorithm_is_a_curve_with_its_gap_and_the_non_private_run_a_line(
         (["recipe=none"], "seed", "accuracy", "recipe", "recipe=none: none of 9 records has it"),
         ([], "optimizer.lrr", "accuracy", "recipe", "Did you mean 'optimizer.lr'"),
         ([], "seed", "accuracies", "recipe", "Did you mean 'accuracy'"),
-        ([], "algorithm.name", "accuracy", "recipe", "--x algorithm.name: is no number in one"),
-        ([], "seed", "algorithm.name", "recipe", "--y algorithm.name: is a finite number in none"),
+        (
+            [],
+            "algorithm.name",
+            "accuracy",
+            "recipe",
+            "--x algorithm.name: one of these",
+        ),
+        (
+            [],
+            "seed",
+            "algorithm.name",
+            "recipe",
+            "--y algorithm.name: none of these",
+        ),
         ([], "seed", "accuracy", "algorithm.nam", "Did you mean 'algorithm.name'"),
         ([], "seed", "accuracy", "epsilon_tight", "--by .* 9 values"),
     ],
@@ -255,7 +267,10 @@ def test_the_command_writes_the_file_asked_for_or_all_formats(
     [
         (["--runs"], "needs PAPER/figN, or --runs"),
         (["epsilon", "--x", "seed", "--y", "accuracy"], "needs PAPER/figN, or --runs"),
-        (["--runs", "--x", "seed", "--y", "accuracy", "--out", "a.bmp"], "a figure ends in .png"),
+        (
+            ["--runs", "--x", "seed", "--y", "accuracy", "--out", "a.bmp"],
+            "must end with one of",
+        ),
     ],
 )
 def test_words_that_do_not_fit_together_are_one_sentence(

@@ -16,7 +16,7 @@ import pytest
 from tests.report.test_tables import FILLINGS, TABLE, own
 from tests.test_records import record, save, typed
 from zdp_bench.extras.page import page
-from zdp_bench.extras.page.curves import MOST_POINTS, curves_of
+from zdp_bench.extras.page.curves import MAX_POINTS, curves_of
 from zdp_bench.report import tables
 
 EVIL = "<script>window.harmed = true; alert(1)</script><img src=x onerror=alert(2)>"
@@ -189,7 +189,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends() -> None:
         {"epoch": n, "step": n, "epsilon_tight": n / 1000, "accuracy": 1.0} for n in range(1, 1001)
     ]
     across = curves_of(*typed([record(epochs=epochs)]))["epoch"]
-    assert (len(across), across[0], across[-1]) == (MOST_POINTS, 1, 1000)
+    assert (len(across), across[0], across[-1]) == (MAX_POINTS, 1, 1000)
 
 
 def test_runs_outside_papers_are_there_with_their_privacy(path: Path) -> None:

@@ -1,7 +1,7 @@
-"""How much processor time commands take that train nothing, against `import torch`.
+"""Measure the CPU time of commands that do not train, relative to `import torch`.
 
-Each command runs in a process of its own, on a results folder of copies of one run. The first time
-fills indexes and remembered numbers, and is not counted.
+Each command runs in a separate process, on a results folder with copies of one run. Its first call
+fills indexes and caches, and is not counted.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from zdp_bench import records
 from zdp_bench.errors import UserError
 
 SIZES = (1_000, 10_000)  # records
-BESIDE = ("ledger.jsonl", "run.log", "spending.json")
-ROUNDS = 3  # the least counts
+COPIED = ("ledger.jsonl", "run.log", "spending.json")  # files of a run, in addition to its record
+ROUNDS = 3  # of which the fastest counts
 TORCH = "import torch"
 RUN = ["run", "recipe=quickstart", "trainer.epochs=1", "threads=1"]
 COMMANDS: dict[str, list[str]] = {
@@ -39,10 +39,10 @@ COMMANDS: dict[str, list[str]] = {
 
 
 def startup(quick: bool) -> Iterator[list[dict[str, Any]]]:
-    """Yield the processor time of each command, for each number of records."""
+    """Yield the CPU time of each command as rows, for each number of records."""
     for size in (20,) if quick else SIZES:
-        with tempfile.TemporaryDirectory() as place:
-            results = Path(place) / "results"
+        with tempfile.TemporaryDirectory() as temporary:
+            results = Path(temporary) / "results"
             _take_time([*_ZDP, *_words(RUN, results)])
             copy_record(results, size)
             yield _compare(f"{size:,} records, processor time", results)
@@ -52,31 +52,32 @@ _ZDP = [sys.executable, "-m", "zdp_bench"]
 
 
 def _compare(case: str, results: Path) -> list[dict[str, Any]]:
+    """Measure all commands; return a row for each, with its ratio to `import torch`."""
     commands = {TORCH: [sys.executable, "-c", TORCH]}
     commands |= {name: [*_ZDP, *_words(words, results)] for name, words in COMMANDS.items()}
     seconds: dict[str, list[float]] = {}
     for name, command in commands.items():
         _take_time(command)
         seconds[name] = sorted(_take_time(command) for _ in range(ROUNDS))
-    base = seconds[TORCH][0]
-    nothing = dict.fromkeys(("deviation", "memory", "memory_ratio", "paper_ratio"))
+    baseline = seconds[TORCH][0]
+    not_measured = dict.fromkeys(("deviation", "memory", "memory_ratio", "paper_ratio"))
     return [
         {
             "case": case,
             "side": name,
             "milliseconds": 1000 * times[0],
-            "ratio": times[0] / base,
-            "ratio_low": times[0] / base,
-            "ratio_high": times[-1] / base,
+            "ratio": times[0] / baseline,
+            "ratio_low": times[0] / baseline,
+            "ratio_high": times[-1] / baseline,
             "n": ROUNDS,
-            **nothing,
+            **not_measured,
         }
         for name, times in seconds.items()
     ]
 
 
 def _words(words: list[str], results: Path) -> list[str]:
-    """Return a command's words with its results folder, if it has one."""
+    """Return a command's words with its option for the results folder, if it has one."""
     if words[0] == "--help":
         return words
     if words[0] in ("run", "validate"):
@@ -85,9 +86,9 @@ def _words(words: list[str], results: Path) -> list[str]:
 
 
 def copy_record(results: Path, size: int) -> None:
-    """Copy the one run of a results folder, with other seeds, until there are so many records.
+    """Copy the only run of a results folder with other seeds, until there are `size` records.
 
-    A copy has the small files of the run beside its record: ledger, log, and what it spends.
+    A copy has the run's record and its small files: ledger, log and spending.
     """
     (path,) = results.glob("runs/*/*/record.json")
     document = records.read_document(path)
@@ -96,7 +97,7 @@ def copy_record(results: Path, size: int) -> None:
         run = hashlib.sha256(f"{seed}".encode()).hexdigest()
         home = records.folder(results, document["recipe"], run)
         home.mkdir()
-        for name in BESIDE:
+        for name in COPIED:
             if (path.parent / name).is_file():
                 shutil.copyfile(path.parent / name, home / name)
         copy = records.to_json(document | {"run": run, "seed": seed})
@@ -104,15 +105,15 @@ def copy_record(results: Path, size: int) -> None:
 
 
 def _take_time(command: list[str]) -> float:
-    """Return the processor seconds that a command takes, with those of what it starts.
+    """Return the CPU time in seconds of a command and the processes that it starts.
 
     Raises:
         UserError: the command fails.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise UserError(f"{' '.join(command[2:])}: failed: {ended.stderr[-300:]}")
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise UserError(f"{' '.join(command[2:])}: failed: {process.stderr[-300:]}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -1,5 +1,6 @@
-"""Figures of papers, of our tables and of your runs, drawn from records and tables.
+"""Draw figures of papers, of our tables and of your runs from records and tables.
 
-`drawing.py` has the style and draws panels of curves, `figures.py` what stands in them,
-`reconstructions.py` the images of MRI runs.
+figures.py           selects the data of each figure
+drawing.py           the style, and panels of curves
+reconstructions.py   the reconstructed images of MRI runs
 """

@@ -30,14 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by",
         metavar="KEY,KEY",
         default="algorithm",
-        help="with --runs: one colour for each value of these (default: algorithm)",
+        help="with --runs: one colour for each combination of these values (default: algorithm)",
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
-        help="with --runs: a .png, .svg or .pdf (default: all three, as own_KEY_METRIC in the "
-        "results folder's figures)",
+        help="with --runs: a .png, .svg or .pdf file (default: all three, as own_KEY_METRIC in "
+        "the results folder's figures)",
     )
     add_results(parser)
 
@@ -46,19 +46,19 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.extras.figures import drawing, figures
     from zdp_bench.training.interrupts import require_writable
 
-    own = options.runs is not None
+    draws_runs = options.runs is not None
     has_figures = bool(options.figures)
     has_axes = bool(options.x and options.y)
-    if own == has_figures or own != has_axes:
+    if draws_runs == has_figures or draws_runs != has_axes:
         raise UserError(
             "`zdp-bench figure` needs PAPER/figN, or --runs with --x and --y; "
             "see `zdp-bench figure --help`."
         )
-    require_records(options.results, runs=own)
+    require_records(options.results, runs=draws_runs)
     if options.out is None:
         require_writable(options.results)
     paths: list[Path] = []
-    if own:
+    if draws_runs:
         by = options.by.split(",")
         figure = figures.draw_runs(
             options.results,

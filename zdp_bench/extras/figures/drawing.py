@@ -1,7 +1,7 @@
-"""Draws panels of curves in one style, and saves a figure as the same bytes each time.
+"""Draw panels of curves in one style, and save figures reproducibly, byte for byte.
 
-The colours are Okabe and Ito's (2008), which colour-blind readers tell apart, with wine for yellow;
-with their line styles, the first four also work in grey print.
+The colours are those of Okabe and Ito (2008), which colour-blind readers can distinguish, with wine
+instead of yellow. With their line styles, the first four are also distinct in greyscale.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from zdp_bench.disk import write_changed
 from zdp_bench.errors import UserError
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
-PRINTED = "#000000"  # of the numbers that a paper prints, whichever curve they are of
+PRINTED = "#000000"  # colour of the numbers that a paper prints, in all curves
 LINES = ("-", "--", "-.", ":", "-", "--", "-.", ":")
 MARKERS = "osD^v<>P"
-WIDTH = 6.3  # inches: the text width of an A4 page
-MANY = 12  # points of a curve: more have no marks, and not each has its tick
+WIDTH = 6.3  # inches, the text width of an A4 page
+MAX_MARKED = 12  # longer curves have no markers, and no tick at each point
 
-# Of each format, what would make two files of one figure differ.
+# The metadata of each format that would make two files of the same figure differ.
 METADATA: dict[str, dict[str, None]] = {
     ".png": {"Software": None},
     ".svg": {"Date": None, "Creator": None},
@@ -50,9 +50,9 @@ STYLE: dict[Any, Any] = {
     "figure.constrained_layout.use": True,
     "image.cmap": "gray",
     "savefig.dpi": 200,
-    "pdf.fonttype": 42,  # fonts that journals take
-    "svg.hashsalt": "zdp-bench",  # the same figure is the same file, byte for byte
-    "svg.fonttype": "none",  # text stays text
+    "pdf.fonttype": 42,  # TrueType, which journals accept
+    "svg.hashsalt": "zdp-bench",  # fixed, so that the same figure gives the same file
+    "svg.fonttype": "none",  # text stays text, rather than paths
 }
 
 
@@ -63,15 +63,19 @@ def draw_panels(
     columns: int = 2,
     log: bool = False,
 ) -> Figure:
-    """Draw a panel for each `panel` of the points, and in it a line for each `curve`.
+    """Draw one panel for each value of `panel`, with one line for each value of `curve`.
 
-    A point is the mean of its values, with a band from the least to the largest. Where a curve
-    lacks an x of its panel there is a gap; its value at infinite x is a dotted line across.
+    A point is the mean of its values, with a band from the smallest to the largest value. If a
+    curve has no point at an x of its panel, the line has a gap. A value at infinite x is drawn as a
+    dotted horizontal line.
 
     Args:
-        points: columns panel, curve, x, values (a list) and y (the label of the axis), and perhaps
-            `printed`, a paper's numbers: black, with the mark of their curve.
-        log: x is logarithmic.
+        points: a table with the columns `panel`, `curve`, `x`, `values` (a list), `y` (the label of
+            the y axis) and optionally `printed` (a paper's numbers, drawn in black with the markers
+            of their curve).
+        x_label: the label of the x axis.
+        columns: the largest number of panels in a row.
+        log: if True, the x axis is logarithmic.
     """
     titles = list(dict.fromkeys(points["panel"]))
     curves = list(dict.fromkeys(points["curve"]))
@@ -93,11 +97,11 @@ def draw_panels(
         axes.set(xlabel=x_label, ylabel=panel["y"].iloc[0])
         if log:
             axes.set_xscale("log")
-        if log and len(every_x) <= MANY:
+        if log and len(every_x) <= MAX_MARKED:
             axes.set_xticks(every_x, [f"{x:.4g}" for x in every_x])
             axes.minorticks_off()
     counts = points["values"].map(len)
-    note = say_runs(counts[counts > 0])
+    note = describe_points(counts[counts > 0])
     if (points["x"] == math.inf).any():
         note += f"; dotted: {x_label} = ∞"
     _add_legend(figure, note)
@@ -111,6 +115,15 @@ def _draw_curve(
     label: str,
     style: dict[str, Any],
 ) -> None:
+    """Draw one curve of a panel.
+
+    Args:
+        axes: the panel.
+        curve: the points of the curve.
+        every_x: all finite x of the panel, where the curve may lack some.
+        label: the name of the curve.
+        style: the style of the curve; see `curve_style`.
+    """
     is_finite = curve["x"] < math.inf
     finite = curve[is_finite].set_index("x").sort_index()
     for height in curve.loc[~is_finite, "mean"]:
@@ -123,7 +136,7 @@ def _draw_curve(
         )
     if finite.empty:
         return
-    if len(every_x) > MANY:
+    if len(every_x) > MAX_MARKED:
         style["marker"] = ""
     else:
         finite = finite.reindex(every_x)
@@ -148,38 +161,42 @@ def _draw_curve(
         axes.plot(finite.index, finite["printed"], label="printed", **printed_style)
 
 
-def curve_style(place: int) -> dict[str, Any]:
-    """Return how the curve of a place is drawn: later ones above, thinner, their marks as rings."""
+def curve_style(index: int) -> dict[str, Any]:
+    """Return the style of the curve with an index.
+
+    Later curves are drawn above earlier ones, thinner and with larger, hollow markers, so that
+    earlier ones stay visible.
+    """
     return {
-        "color": COLOURS[place % len(COLOURS)],
-        "linestyle": LINES[place % len(LINES)],
-        "linewidth": max(0.9, 2.6 - 0.5 * place),
-        "marker": MARKERS[place % len(MARKERS)],
-        "markersize": 3 + 0.9 * place,
-        "markerfacecolor": "none" if place else COLOURS[0],
-        "zorder": 2 + 0.01 * place,
+        "color": COLOURS[index % len(COLOURS)],
+        "linestyle": LINES[index % len(LINES)],
+        "linewidth": max(0.9, 2.6 - 0.5 * index),
+        "marker": MARKERS[index % len(MARKERS)],
+        "markersize": 3 + 0.9 * index,
+        "markerfacecolor": "none" if index else COLOURS[0],
+        "zorder": 2 + 0.01 * index,
     }
 
 
-def say_runs(counts: Iterable[int]) -> str:
-    """'each point: the mean of 1 to 3 seeds, with a band from the least to the largest'."""
+def describe_points(counts: Iterable[int]) -> str:
+    """Return a sentence on what a point is, given the number of seeds of each point."""
     counts = list(counts)
-    least, most = min(counts), max(counts)
-    if most == 1:
+    smallest, largest = min(counts), max(counts)
+    if largest == 1:
         return "each point: one seed (n = 1)"
-    number = f"n = {most}" if least == most else f"n = {least} to {most}"
+    number = f"n = {largest}" if smallest == largest else f"n = {smallest} to {largest}"
     return f"each point: the mean over seeds ({number}), with a band from the least to the largest"
 
 
 def _add_legend(figure: Figure, title: str) -> None:
-    """Give a figure one legend, below it, with every label of its axes once, and a sentence."""
+    """Add one legend below all panels, with each label once and a title."""
     handle_of: dict[Any, Any] = {}
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
         handle_of |= dict(zip(labels, handles, strict=True))
     longest = max(map(len, handle_of))
-    fitting = 80 // (8 + longest)
-    columns = max(1, min(4, len(handle_of), fitting))
+    max_columns = 80 // (8 + longest)  # about 80 characters fit in a line
+    columns = max(1, min(4, len(handle_of), max_columns))
     rows = math.ceil(len(handle_of) / columns)
     figure.set_figheight(figure.get_figheight() + 0.2 * rows)
     figure.legend(
@@ -196,7 +213,7 @@ def write(
     name: str,
     results: Path,
 ) -> list[Path]:
-    """Write `results/figures/PAPER_figN.png`, `.svg` and `.pdf`; return their paths."""
+    """Write a figure as PNG, SVG and PDF to the results folder's `figures`; return the paths."""
     stem = name.replace("/", "_")
     paths = [results / "figures" / f"{stem}{suffix}" for suffix in METADATA]
     for path in paths:
@@ -205,13 +222,13 @@ def write(
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure, whole or not at all, the same bytes each time.
+    """Write a figure atomically; the same figure gives the same bytes.
 
     Raises:
-        UserError: the path ends in no format that figures are saved in.
+        UserError: the path does not end with a supported format.
     """
     if path.suffix not in METADATA:
-        raise UserError(f"{path}: a figure ends in {', '.join(METADATA)}.")
+        raise UserError(f"{path}: must end with one of {', '.join(METADATA)}.")
     buffer = BytesIO()
     with mpl.rc_context(STYLE):
         figure.savefig(

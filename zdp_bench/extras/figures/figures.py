@@ -1,4 +1,4 @@
-"""What figures show: a paper's curves, a table of ours against ε, printed ε, and your own runs."""
+"""Draw a paper's curves, one of our tables against ε, the printed ε, or your runs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,22 @@ from zdp_bench.extras.figures.reconstructions import draw_reconstructions
 from zdp_bench.report import names, papers, results
 from zdp_bench.tasks.metric import describe
 
-HALF = 50  # percent of the gain
-ROW = 0.34  # inches between rows
-LONG = 30  # characters of a row's label
-SPREAD = 8  # of your runs, a positive x axis over this factor or more is logarithmic
+HALF_KEPT = 50  # percent of the gain
+ROW_HEIGHT = 0.34  # inches
+MAX_LABEL = 30  # characters of a row's label in one line
+LOG_RATIO = 8  # the x axis is logarithmic if max / min is at least this, in `draw_runs`
 
 
 def draw(name: str, folder: Path) -> Figure:
-    """Draw a figure by name: PAPER/figN, a table of ours, 'epsilon' or 'reconstructions'."""
+    """Draw a figure by name.
+
+    Args:
+        name: PAPER/figN, the name of one of our tables, 'epsilon' or 'reconstructions'.
+        folder: the results folder.
+
+    Raises:
+        UserError: the name is unknown, or the figure's data is missing.
+    """
     drawings: dict[str, Callable[[str, Path], Figure]] = {
         "epsilon": draw_epsilon,
         "reconstructions": draw_reconstructions,
@@ -46,10 +54,15 @@ def read_table(
     folder: Path,
     command: str,
 ) -> pd.DataFrame:
-    """Return the words of a CSV of `results/tables`; the lists of `values` as numbers.
+    """Return a CSV file in `results/tables` as text, with `values` as lists of numbers.
+
+    Args:
+        name: the name of the table.
+        folder: the results folder.
+        command: the command that creates the file, for the error message.
 
     Raises:
-        UserError: there is no such file; `command` creates it.
+        UserError: there is no such file.
     """
     path = folder / "tables" / f"{name.replace('/', '_')}.csv"
     if not path.exists():
@@ -61,24 +74,25 @@ def read_table(
 
 
 def draw_paper(name: str, folder: Path) -> Figure:
-    """Draw the curves of PAPER/figN that were run; what the paper's text gives of them is black."""
+    """Draw the curves of PAPER/figN that were run, and the numbers that the paper prints."""
     points = read_table(name, folder, f"zdp-bench table {name} --write")
     points = points[points["x"] != ""].copy()
     if not (points["status"] == "as published").any():
         raise UserError(
-            f"{name}: none of the paper's curves was run as published, so nothing is drawn as its "
-            f"figure. `zdp-bench table {name}` shows what was run and what it lacks."
+            f"{name}: none of the paper's curves was run as published, so there is no figure. "
+            f"`zdp-bench table {name}` shows what was run, and how it differs."
         )
     points["x"] = points["x"].astype(float)
     points["curve"] = _label_curves(points)
     points["y"] = describe(points["metric"].iloc[0]).axis
-    points["printed"] = pd.to_numeric(points["paper"], errors="coerce")  # '>45' is no point
-    is_ours = points["variant"] + points["on"] != ""  # printed numbers stand at the paper's rows
+    points["printed"] = pd.to_numeric(points["paper"], errors="coerce")  # NaN for text like '>45'
+    # Rows with a variant or on other data are ours; the paper's numbers belong to its own rows.
+    is_ours = points["variant"] + points["on"] != ""
     points.loc[is_ours, "printed"] = math.nan
     has_runs = points["n"] != "0"
     curves = [points["panel"], points["label"]]
     was_run = has_runs.groupby(curves).transform("any")
-    has_value = has_runs | points["printed"].notna()  # no ε alone
+    has_value = has_runs | points["printed"].notna()
     points = points[was_run & has_value]
     panels = []
     for panel in panels_of(list(points["panel"])):
@@ -94,18 +108,25 @@ def draw_paper(name: str, folder: Path) -> Figure:
 
 
 def _label_curves(points: pd.DataFrame) -> pd.Series:
-    """Return the name of each point's curve: what differs, and whether its tight ε is ∞."""
-    spent = points[["epsilon_claimed", "epsilon_tight"]].apply(pd.to_numeric)
-    least = spent.groupby([points["label"], points["differs"]]).transform("min")
-    is_finite = least["epsilon_claimed"] < math.inf
-    is_unbounded = is_finite & (least["epsilon_tight"] == math.inf)
+    """Return the label of each point's curve.
+
+    It states how the runs differ from the paper, and whether their tight ε is ∞ although the
+    claimed ε is finite.
+    """
+    epsilons = points[["epsilon_claimed", "epsilon_tight"]].apply(pd.to_numeric)
+    smallest = epsilons.groupby([points["label"], points["differs"]]).transform("min")
+    is_finite = smallest["epsilon_claimed"] < math.inf
+    is_unbounded = is_finite & (smallest["epsilon_tight"] == math.inf)
     differs = points["differs"].map(lambda words: f" ({words})" if words else "")
     unbounded = is_unbounded.map({True: ", tight ε = ∞", False: ""})
     return points["label"] + differs + unbounded
 
 
 def panels_of(parts: Sequence[str]) -> list[str]:
-    """Return the distinct names that no other name ends with; the rest are parts of panels."""
+    """Return the names of panels: the distinct names that are not the end of a longer name.
+
+    The points of other names are drawn in every panel whose name ends with theirs.
+    """
     distinct = list(dict.fromkeys(parts))
     panels = []
     for name in distinct:
@@ -116,7 +137,7 @@ def panels_of(parts: Sequence[str]) -> list[str]:
 
 
 def draw_ours(name: str, folder: Path) -> Figure:
-    """Draw a table of our own: what is kept, a line for each row, or a panel for each against ε."""
+    """Draw one of our tables: the gain kept by each row, or a panel for each row against ε."""
     points = read_table(name, folder, f"zdp-bench table {name} --write")
     points["x"] = points["target_epsilon"].astype(float)
     layout = papers.ours()[name]
@@ -135,17 +156,17 @@ def draw_ours(name: str, folder: Path) -> Figure:
 
 
 def draw_kept(points: pd.DataFrame, title: str) -> Figure:
-    """Draw a line for each row of a table, with a mark at what is kept at each ε.
+    """Draw a line for each row of a table, with a marker at the share of the gain kept at each ε.
 
-    Rows that keep less than half at every ε have a panel of their own, so that the others use
-    their whole axis.
+    Rows that keep less than half at every ε are in a separate panel, so that the other rows use
+    the whole width of theirs.
     """
     percent = 100 * points["kept"].astype(float)
     points = points.assign(kept=percent)
-    keeps_half = points.groupby("row")["kept"].transform("max") >= HALF
+    keeps_half = points.groupby("row")["kept"].transform("max") >= HALF_KEPT
     panels = [panel for panel in (points[keeps_half], points[~keeps_half]) if len(panel)]
     heights = [panel["row"].nunique() + 1 for panel in panels]
-    figure = Figure(figsize=(drawing.WIDTH, 1 + ROW * sum(heights)))
+    figure = Figure(figsize=(drawing.WIDTH, 1 + ROW_HEIGHT * sum(heights)))
     grid = figure.subplots(
         len(panels),
         squeeze=False,
@@ -162,9 +183,10 @@ def draw_kept(points: pd.DataFrame, title: str) -> Figure:
 
 
 def _draw_rows(axes: Axes, points: pd.DataFrame) -> None:
+    """Draw the rows of one panel, from top to bottom."""
     rows = list(dict.fromkeys(points["row"]))
     points = points.assign(height=points["row"].map(rows.index))
-    least = points.groupby("height")["kept"].min()
+    smallest = points.groupby("height")["kept"].min()
     axes.axvline(
         100,
         color="0.4",
@@ -172,24 +194,24 @@ def _draw_rows(axes: Axes, points: pd.DataFrame) -> None:
         linestyle="-",
         label="non-private",
     )
-    axes.hlines(least.index, least, 100, color="0.8", linewidth=1)
-    for place, (target, marks) in enumerate(points.groupby("x")):
-        style = drawing.curve_style(place) | {"linestyle": "none"}
-        axes.plot(marks["kept"], marks["height"], label=f"ε = {target:g}", **style)
+    axes.hlines(smallest.index, smallest, 100, color="0.8", linewidth=1)
+    for index, (target, markers) in enumerate(points.groupby("x")):
+        style = drawing.curve_style(index) | {"linestyle": "none"}
+        axes.plot(markers["kept"], markers["height"], label=f"ε = {target:g}", **style)
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10]))
     axes.set_yticks(range(len(rows)), list(map(_wrap_label, rows)), linespacing=1.0)
     axes.set_ylim(len(rows) - 0.5, -0.5)
 
 
 def _wrap_label(label: str) -> str:
-    """Return a long label on two lines, broken at its last comma."""
-    if len(label) <= LONG:
+    """Return a label; a long one is broken into two lines at its last comma."""
+    if len(label) <= MAX_LABEL:
         return label
     return ",\n".join(label.rsplit(", ", 1))
 
 
 def draw_epsilon(name: str, folder: Path) -> Figure:
-    """Draw every finite printed ε of the five papers against the tight ε of its mechanism."""
+    """Draw each finite ε that the five papers print against the tight ε of its mechanism."""
     claims = read_table(name, folder, "zdp-bench epsilon --write")
     for column in ("printed", "tight"):
         claims[column] = pd.to_numeric(claims[column], errors="coerce")
@@ -228,7 +250,7 @@ def draw_epsilon(name: str, folder: Path) -> Figure:
     axes.yaxis.set_major_formatter("{x:g}")
     title = "Above the line, a run has spent more than its paper says"
     unbounded = int((claims["tight"] == math.inf).sum())
-    if unbounded:  # in the title, where no point can lie
+    if unbounded:  # stated in the title, which covers no points
         title += f"\nnot drawn: {unbounded} claims whose tight ε is ∞"
     axes.set_title(title)
     axes.legend(loc="lower right")
@@ -242,12 +264,17 @@ def draw_runs(
     metric: str,
     by: Sequence[str],
 ) -> Figure:
-    """Draw the metric of the records that pass every filter, a curve for each value of `by`.
+    """Draw a metric of your runs against a column.
 
-    `x` and `by` are columns of records.csv or keys of the configuration.
+    Args:
+        folder: the results folder.
+        filters: COLUMN=VALUE, which a run must satisfy to be drawn.
+        x: the column of the x axis; a column of records.csv or a key of the configuration.
+        metric: the metric of the y axis.
+        by: columns or keys; there is a curve for each combination of their values.
 
     Raises:
-        UserError: a column or key is unknown or holds no numbers, or there are too many curves.
+        UserError: a column or key is unknown or has no numbers, or there are too many curves.
     """
     frame, _ = results.read_frame(records.read_all(folder))
     frame = results.keep(frame, filters)
@@ -259,10 +286,10 @@ def draw_runs(
     y = y.where(y.abs() < math.inf)
     choose = "Choose other runs: --runs COLUMN=VALUE."
     if y.isna().all():
-        raise UserError(f"--y {metric}: is a finite number in none of these runs. {choose}")
+        raise UserError(f"--y {metric}: none of these runs has a finite number. {choose}")
     if numbers.isna().any():
-        raise UserError(f"--x {x}: is no number in one of these runs. {choose}")
-    if x.startswith("epsilon_"):  # noise that is calibrated to an ε hits it to three digits
+        raise UserError(f"--x {x}: one of these runs has no number. {choose}")
+    if x.startswith("epsilon_"):  # calibration to a target ε is exact to three digits
         numbers = numbers.map(lambda number: float(f"{number:.3g}"))
     description = describe(metric)
     curve = frame[by].map(str).agg(", ".join, axis=1)
@@ -271,15 +298,15 @@ def draw_runs(
     curves = runs["curve"].nunique()
     if curves > len(drawing.COLOURS):
         raise UserError(
-            f"--by {','.join(by)}: has {curves} values, and a figure shows "
+            f"--by {','.join(by)}: has {curves} values, but a figure shows at most "
             f"{len(drawing.COLOURS)}. Choose another column, or draw fewer runs: "
             "--runs COLUMN=VALUE."
         )
     values = runs.groupby(["curve", "x"])["y"].agg(list)
     points = values.rename("values").reset_index()
     finite = points.loc[points["x"] < math.inf, "x"]
-    least, largest = finite.min(), finite.max()
-    log = bool(least > 0 and largest >= SPREAD * least)
+    smallest, largest = finite.min(), finite.max()
+    log = bool(smallest > 0 and largest >= LOG_RATIO * smallest)
     with mpl.rc_context(drawing.STYLE):
         points = points.assign(panel="", y=description.axis)
         return drawing.draw_panels(points, x.replace("_", " "), log=log)

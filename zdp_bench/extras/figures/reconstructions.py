@@ -1,4 +1,4 @@
-"""Draws reconstructed images of our MRI runs, as Figure 3 of Ziller et al. 2021."""
+"""Draw reconstructed images of our MRI runs, like Figure 3 of Ziller et al. 2021."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ BEST_FIRST = ("official", "derived", "synthetic")
 
 
 def draw_reconstructions(name: str, results: Path) -> Figure:
-    """Draw one test slice: the reference, zero-filled, and our MRI runs' images, with errors.
+    """Draw a test slice: the reference, the zero-filled image, and those of our runs, with errors.
 
-    All shown are of one data set. Each run left the slice beside its record (`example.npz`), so
+    All images are from one data set. A run saves the slice next to its record (`example.npz`), so
     neither data nor weights are needed.
     """
     runs = choose_runs(records.read_all(results), results)
@@ -75,13 +75,13 @@ def draw_reconstructions(name: str, results: Path) -> Figure:
 
 
 def choose_runs(every: list[Record], results: Path) -> list[Record]:
-    """Return the runs to show, model by model, the non-private before the private ones.
+    """Return the runs to show, sorted by model, each model's non-private run first.
 
-    They are one run of each recipe, of the models that have both, on one data set: of the best
-    provenance there is, the one with most such runs.
+    There is one run of each recipe of every model that has both non-private and private runs. All
+    are on the data set with the best provenance and, among equals, the most such runs.
 
     Raises:
-        UserError: no model has both on the same data.
+        UserError: no model has both runs on the same data.
     """
     candidates = [
         run for run in every if run.claims.table == TABLE and _example(results, run).is_file()
@@ -90,8 +90,8 @@ def choose_runs(every: list[Record], results: Path) -> list[Record]:
     for data_set, runs in _group(candidates, _data_set_of).items():
         provenance = runs[0].data.provenance
         chosen = []
-        for _, of_model in sorted(_group(runs, _model_of).items()):
-            by_row = _group(of_model, _row_and_recipe_of)
+        for _, model_runs in sorted(_group(runs, _model_of).items()):
+            by_row = _group(model_runs, _row_and_recipe_of)
             if {row for row, _ in by_row} == set(ROWS):
                 chosen += [by_row[key][0] for key in sorted(by_row)]
         if chosen:
@@ -100,7 +100,7 @@ def choose_runs(every: list[Record], results: Path) -> list[Record]:
     if not choices:
         raise UserError(
             f"{results}: has no non-private and private run of {TABLE} on the same "
-            "data. Make them with `zdp-bench run recipe=NAME`, NAME one of "
+            "data. Run `zdp-bench run recipe=NAME`, with NAME one of "
             f"{', '.join(recipes_of(TABLE))}; dataset=kspace_phantom needs no download."
         )
     *_, chosen = min(choices, key=lambda choice: choice[:3])
@@ -131,6 +131,7 @@ def _example(results: Path, run: Record) -> Path:
 
 
 def _label(run: Record) -> str:
+    """Return the title of a run's image: its network, SSIM and, if private, batch size and ε."""
     network = names.words(run.config["model"]["name"]).removeprefix("complex ")
     ssim = f"SSIM {run.metrics['ssim']:.3f}"
     if run.claims.row == ROWS[0]:

@@ -1,4 +1,4 @@
-"""MLflow: one MLflow run per run, in a local SQLite file unless `logger.uri` names a server."""
+"""Log to MLflow: one MLflow run per run, by default in a local SQLite file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from zdp_bench.disk import hold_lock
 from zdp_bench.records import Record
 from zdp_bench.training.loggers import LoggedRun
 
-IDENTITY = "zdp_bench.run"  # the tag by which a resumed run is found
-MOST_TEXT = 500  # characters of a parameter; MLflow's own limit is 6,000
+IDENTITY = "zdp_bench.run"  # the tag by which a resumed run finds its MLflow run
+MAX_TEXT = 500  # characters of a parameter; MLflow's own limit is 6,000
 
 
 class MlflowLogger:
     """Logs to MLflow; `mlflow ui --backend-store-uri sqlite:///results/mlflow.db` shows the runs.
 
     Args:
-        uri: a tracking server or database. None: `mlflow.db` in the results folder.
+        uri: URI of a tracking server or database. Default: `mlflow.db` in the results folder.
         experiment: the MLflow experiment.
     """
 
@@ -32,13 +32,14 @@ class MlflowLogger:
         self._experiment = experiment
         self._client: Any = None
         self._run = ""
-        self._logged: set[tuple[str, int, float]] = set()  # metric, step, value
+        self._logged: set[tuple[str, int, float]] = set()  # (metric, step, value)
 
     def start(self, run: LoggedRun) -> None:
-        """Open the MLflow run of this identity; a resumed run continues its own."""
+        """Open the MLflow run of this identity, which a resumed run continues."""
         run.results.mkdir(parents=True, exist_ok=True)
         uri = self._uri or f"sqlite:///{run.results.absolute()}/mlflow.db"
-        with hold_lock(run.results / ".mlflow.lock"):  # two processes would both create the tables
+        # Without the lock, two processes could both create the database's tables.
+        with hold_lock(run.results / ".mlflow.lock"):
             self._client = self._mlflow.MlflowClient(uri)
             experiment = self._find_experiment(run.results)
         known = self._client.search_runs(
@@ -52,23 +53,23 @@ class MlflowLogger:
         tags = {IDENTITY: run.identity, "recipe": run.recipe, **dict.fromkeys(run.tags, "true")}
         if run.notes:
             tags["mlflow.note.content"] = run.notes
-        made = self._client.create_run(experiment, run_name=run.title, tags=tags)
-        self._run = made.info.run_id
+        created = self._client.create_run(experiment, run_name=run.title, tags=tags)
+        self._run = created.info.run_id
         for key, value in run.config.items():
-            self._client.log_param(self._run, key, str(value)[:MOST_TEXT])
+            self._client.log_param(self._run, key, str(value)[:MAX_TEXT])
 
     def _read_logged(self, metrics: Iterable[str]) -> set[tuple[str, int, float]]:
-        """Return what the run has: after a kill, evaluations are repeated that were logged."""
+        """Return the logged metrics, because a resumed run repeats evaluations after a kill."""
         histories = [self._client.get_metric_history(self._run, name) for name in metrics]
         return {(point.key, point.step, point.value) for point in chain.from_iterable(histories)}
 
     def _find_experiment(self, results: Path) -> str:
-        """Return the experiment's identifier; create it if there is none of this name."""
+        """Return the id of the experiment, which is created if it does not exist."""
         known = self._client.get_experiment_by_name(self._experiment)
         if known:
             return str(known.experiment_id)
-        place = None if self._uri else (results.absolute() / "mlartifacts").as_uri()
-        return str(self._client.create_experiment(self._experiment, artifact_location=place))
+        folder = None if self._uri else (results.absolute() / "mlartifacts").as_uri()
+        return str(self._client.create_experiment(self._experiment, artifact_location=folder))
 
     def log(self, metrics: dict[str, float]) -> None:
         """Add an evaluation."""

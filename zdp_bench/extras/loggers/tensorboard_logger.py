@@ -1,4 +1,4 @@
-"""TensorBoard: one folder of event files per run."""
+"""Log to TensorBoard: one folder of event files per run."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ class TensorboardLogger:
     """Logs to TensorBoard; `tensorboard --logdir results/tensorboard` shows the runs.
 
     Args:
-        folder: of the event files. None: `tensorboard` in the results folder.
+        folder: the folder of the event files. Default: `tensorboard` in the results folder.
     """
 
     def __init__(self, *, folder: str | None = None) -> None:
-        import tensorboard  # noqa: F401 - torch's writer would raise an error of its own
+        import tensorboard  # noqa: F401 - so that the error names it if it is missing
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer_class = SummaryWriter
         self._folder = folder
 
     def start(self, run: LoggedRun) -> None:
-        """Open the run's folder; evaluations that a resumed run takes again are replaced."""
+        """Open the run's folder; evaluations that a resumed run repeats are replaced."""
         folder = Path(self._folder or run.results / "tensorboard").expanduser()
         self._writer = self._writer_class(
             folder / run.recipe / run.identity, purge_step=run.steps_done + 1
@@ -52,7 +52,7 @@ class TensorboardLogger:
         self._writer.close()
 
     def _add_text(self, name: str, value: object) -> None:
-        """Add a value as JSON; an indented block is code to TensorBoard's Markdown."""
+        """Add a value as JSON, indented so that TensorBoard's Markdown shows it as code."""
         lines = json.dumps(to_json(value), indent=1, ensure_ascii=False).splitlines()
         text = "\n".join(f"    {line}" for line in lines)
         self._writer.add_text(name, text, self._last_step)

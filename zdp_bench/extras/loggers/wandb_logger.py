@@ -1,4 +1,4 @@
-"""Weights & Biases: one W&B run per run, offline unless `logger.mode=online`."""
+"""Log to Weights & Biases: one W&B run per run, offline unless `logger.mode=online`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from zdp_bench.training.loggers import LoggedRun
 class WandbLogger:
     """Logs to Weights & Biases; `wandb sync` uploads what was logged offline.
 
-    Host, command line and system metrics are not collected: ε covers neither time nor memory.
+    Host, command line and system metrics are not collected, because ε does not cover the time and
+    memory that training takes.
 
     Args:
         project: the W&B project.
-        entity: a team or user. None: the account's own.
-        mode: offline writes to `wandb` in the results folder, online to the server.
+        entity: a W&B team or user. Default: the default entity of the account.
+        mode: 'offline' writes to `wandb` in the results folder, 'online' to the server.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class WandbLogger:
         self._run.log(metrics, step=int(metrics["step"]))
 
     def finish(self, record: Record, path: Path) -> None:
-        """Put the record's metrics and ε into the summary and attach the record."""
+        """Add the record's metrics and ε to the summary, and attach the record."""
         summary = records.flatten({"test": record.metrics, "privacy": record.document["privacy"]})
         numbers = {key: value for key, value in summary.items() if not isinstance(value, list)}
         self._run.summary.update(numbers)

@@ -1,5 +1,7 @@
-"""`zdp-bench report`: everything on one HTML page that needs no network.
+"""`zdp-bench report`: all runs, tables and figures on one HTML page that works offline.
 
-`page.py` puts the runs, tables and figures together. `templates/` has the page's own text and code,
-`bundled/` the libraries of its table and its chart.
+page.py      collects the runs, tables and figures
+curves.py    the learning curves
+templates/   the page's text and scripts
+bundled/     the libraries for its table and charts
 """

@@ -1,4 +1,4 @@
-"""Write every run, table, ε and figure to one HTML page that needs no network."""
+"""Write all runs, tables and figures to one HTML page that works offline."""
 
 from __future__ import annotations
 
@@ -33,13 +33,12 @@ def run(options: argparse.Namespace) -> int:
     output = options.output or options.results / "report.html"
     require_writable(output.parent)
     require_regular(output)
-    # The page shows a figure's table as `zdp-bench table` wrote it.
-    names = [n for n in papers.available() if papers.recipes_of(n) and not papers.is_figure(n)]
-    if not any(
-        run.claims.table for run in read_all(options.results)
-    ):  # own runs only: their page is there at once
-        names = []
-    made = {name: build_table(name, options.results) for name in names}
-    written = page.write(made, options.results, output)
+    names = []
+    has_paper_runs = any(run.claims.table for run in read_all(options.results))
+    if has_paper_runs:  # otherwise no table has numbers, and the page is ready at once
+        # The tables of figures are not built: the page shows them as `zdp-bench table` wrote them.
+        names = [n for n in papers.available() if papers.recipes_of(n) and not papers.is_figure(n)]
+    tables = {name: build_table(name, options.results) for name in names}
+    written = page.write(tables, options.results, output)
     print(f"written: {written}")
     return 0

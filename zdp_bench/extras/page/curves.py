@@ -1,4 +1,4 @@
-"""Learning curves as the page draws them: test loss and test metric of each evaluation."""
+"""Learning curves for the page: test loss and test metric of each evaluation."""
 
 from __future__ import annotations
 
@@ -12,67 +12,70 @@ from zdp_bench.records import Record
 from zdp_bench.records.index import read_of_each
 
 INDEX = ".curves.index"  # in a results folder
-MOST_POINTS = 100  # of a curve; more are not told apart at the width of a page
-DIGITS = 5  # of a value
+MAX_POINTS = 100  # of a curve, because more cannot be distinguished at the width of a page
+DIGITS = 5  # significant digits of a value
 
 # "epoch", "epsilon_tight" and each metric -> a value per evaluation
 Curves = dict[str, list[float]]
 
 
 def curves_of_all(results: Path) -> dict[Path, Curves]:
-    """Return the curves of each run in a results folder, by its record's file."""
+    """Return the curves of each run in a results folder, by the path of its record."""
     version = sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     return read_of_each(results, INDEX, version, _read_curves)
 
 
 def _read_curves(path: Path) -> Curves | None:
-    """Return the curves of a record's file; None if it is damaged."""
+    """Return the curves of a record, None if its file is damaged."""
     try:
         record = records.read(path)
-    except UserError:  # which `read_all` tells
+    except UserError:  # `read_all` reports it
         return None
     return curves_of(record) if record else None
 
 
 def curves_of(record: Record) -> Curves:
-    """Return the curves of a run: epochs, tight ε, loss and headline metric of its evaluations.
+    """Return the curves of a run: epoch, tight ε, loss and headline metric of its evaluations.
 
-    The last evaluation of a run that its budget stopped is within an epoch: 2.4. A run that was
-    evaluated once has no curve.
+    The epoch is fractional, such as 2.4, if a budget stopped the run within an epoch. A run with
+    only one evaluation has no curves.
     """
     headline = record.headline.name
     rows = record.document.get("epochs") or []
     for metrics in (("loss", headline), (headline,)):  # the second for tasks without a loss
-        evaluations = [row for row in rows if _is_whole(row, ("step", "epsilon_tight", *metrics))]
-        ends = [row for row in evaluations if row.get("epoch")]
-        if len(evaluations) > 1 and ends:
-            return _columns(evaluations, metrics, ends[0]["step"] / ends[0]["epoch"])
+        columns = ("step", "epsilon_tight", *metrics)
+        evaluations = [row for row in rows if _is_complete(row, columns)]
+        epoch_ends = [row for row in evaluations if row.get("epoch")]
+        if len(evaluations) > 1 and epoch_ends:
+            steps_per_epoch = epoch_ends[0]["step"] / epoch_ends[0]["epoch"]
+            return _columns(evaluations, metrics, steps_per_epoch)
     return {}
 
 
 def _columns(
     evaluations: list[dict[str, Any]], metrics: tuple[str, ...], steps_per_epoch: float
 ) -> Curves:
-    """Return the values of evaluations by name, thinned."""
-    kept = _thin(evaluations)
-    curves = {"epoch": [_rounded(row["step"] / steps_per_epoch) for row in kept]}
+    """Return the values of at most `MAX_POINTS` evaluations by name."""
+    points = _thin(evaluations)
+    curves = {"epoch": [_rounded(row["step"] / steps_per_epoch) for row in points]}
     for name in ("epsilon_tight", *metrics):
-        curves[name] = [_rounded(row[name]) for row in kept]
+        curves[name] = [_rounded(row[name]) for row in points]
     return curves
 
 
-def _is_whole(row: Any, columns: tuple[str, ...]) -> bool:
-    """True if an evaluation of a record has a number in each column, and a step above 0."""
+def _is_complete(row: Any, columns: tuple[str, ...]) -> bool:
+    """Return whether an evaluation has a number in each column, and a positive step."""
     numbers = [row.get(name) for name in columns]
     return all(type(number) in (int, float) for number in numbers) and row["step"] > 0
 
 
 def _thin(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return at most `MOST_POINTS` evaluations, the first and the last among them."""
+    """Return at most `MAX_POINTS` evenly spaced evaluations, including the first and the last."""
     last = len(evaluations) - 1
-    count = min(len(evaluations), MOST_POINTS)
-    return [evaluations[round(number * last / (count - 1))] for number in range(count)]
+    count = min(len(evaluations), MAX_POINTS)
+    return [evaluations[round(index * last / (count - 1))] for index in range(count)]
 
 
 def _rounded(value: float) -> float:
+    """Return a value rounded to `DIGITS` significant digits."""
     return float(f"{value:.{DIGITS}g}")

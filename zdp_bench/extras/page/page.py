@@ -1,8 +1,8 @@
-"""`zdp-bench report`: everything on one HTML page that needs no network and no file beside it.
+"""Write the HTML page of `zdp-bench report`, which needs neither a network nor other files.
 
-First what privacy costs and how the papers' tables stand, then the runs, from the records, then the
-papers' tables, which the records fill. What other commands have written to `results/tables` and
-`results/figures` is shown as it is there.
+It shows what privacy costs, how many of the papers' results are reproduced, the runs, and the
+papers' tables filled from the records. Tables and figures of other commands are shown as they are
+in `results/tables` and `results/figures`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from zdp_bench.report.results import read_frame, tell_differences
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.tasks.metric import BUILT_IN, describe
 
-# What other commands write, by how the file's name begins: (anchor, heading, what it shows).
+# The parts that show tables of other commands.
 COST = (
     "The test metric without privacy and at three tight ε. The number in brackets is the "
     "share of the non-private gain over the trivial baseline that private training retains."
@@ -43,22 +43,24 @@ COST = (
 EPSILON = "Each ε in five papers, how it is reproduced, and the tight ε of its mechanism."
 FACEOFF = "All algorithms on one network and data set at equal tight ε."
 MEASURED = "Time and memory, and the numbers behind the figures, as last measured."
+# The beginning of a file's name -> (anchor, heading, description); the last one matches any name.
 PARTS = {
     "cost": ("cost", "What privacy costs", COST),
     "epsilon": ("epsilon", "Every printed ε", EPSILON),
     "faceoff": ("faceoff", "Face-off", FACEOFF),
     "": ("measured", "Measurements and curves", MEASURED),
 }
-MADE_BY = r"\n`zdp-bench [^`]*`[^\n]* do not edit\.\n"  # the page is not edited
-ASIDE = ("n", "δ", "runs")  # columns of a table that a phone leaves out
+# The note at the top of generated tables, which the page does not show.
+GENERATED_NOTE = r"\n`zdp-bench [^`]*`[^\n]* do not edit\.\n"
+HIDDEN_ON_PHONES = ("n", "δ", "runs")  # columns of a table
 OWN = "outside papers"
-# What the table of runs shows, sorts or filters by.
+# The columns that the table of runs shows, or by which it sorts or filters.
 CELLS = (
     *("metric", "value", "epsilon_tight", "epsilon_claimed", "epsilon_of", "delta", "provenance"),
     *("recipe", "seed", "started_utc", "variant"),
 )
-COMPUTED_FROM = ("model", "dataset", "algorithm")  # columns of `records.COLUMNS`
-# Heading in the page's view of one run -> section of its record.
+CELL_SOURCES = ("model", "dataset", "algorithm")  # columns from which other cells are computed
+# The heading in the view of one run -> the section of its record.
 SECTIONS = {
     "Name, tags and notes": "labels",
     "Privacy and ledger": "privacy",
@@ -69,8 +71,14 @@ SECTIONS = {
 
 
 def write(tables: Mapping[str, Sheet], results: Path, path: Path) -> Path:
-    """Write the page to `path`, whole or not at all; links to records are relative to it."""
-    every = records.read_all(results)
+    """Write the page atomically.
+
+    Args:
+        tables: the papers' tables, by name.
+        results: the results folder.
+        path: the file to write; links to records are relative to its folder.
+    """
+    all_runs = records.read_all(results)
     environment = Environment(
         loader=PackageLoader("zdp_bench.extras.page"),
         autoescape=True,
@@ -86,7 +94,7 @@ def write(tables: Mapping[str, Sheet], results: Path, path: Path) -> Path:
                 (papers.file_stem(name), sheet.title, _markdown(sheet.as_markdown()))
             )
     text = environment.get_template("page.html").render(
-        data=escape_json(runs_of(every, results, path)),
+        data=escape_json(runs_of(all_runs, results, path)),
         scripts=[_script(name) for name in SCRIPTS],
         styles=[Markup(_without_map(_read(name)).replace("</", "<\\/")) for name in STYLES],
         licences=[_read(name) for name in LICENCES],
@@ -97,9 +105,9 @@ def write(tables: Mapping[str, Sheet], results: Path, path: Path) -> Path:
         total=coverage.count(numbers),
         sentence=coverage.sentence(numbers),
         rule=RULE,
-        records=len(every),
-        own=sum(not run.claims.table for run in every),
-        provenances=Counter(run.data.provenance for run in every),
+        records=len(all_runs),
+        own=sum(not run.claims.table for run in all_runs),
+        provenances=Counter(run.data.provenance for run in all_runs),
         version=__version__,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
@@ -110,32 +118,38 @@ def write(tables: Mapping[str, Sheet], results: Path, path: Path) -> Path:
 # -------------------------------------------------------------------------------------- the runs
 
 
-def runs_of(every: list[Record], results: Path, page: Path) -> dict[str, Any]:
-    """Return what the page's scripts read; paths of records are relative to the page.
+def runs_of(all_runs: list[Record], results: Path, page: Path) -> dict[str, Any]:
+    """Return the data that the page's scripts read.
 
-    Runs have most settings in common, so each stands once, in `pairs`, and a run names its place.
+    Runs have most settings in common. Each setting is therefore stored once, in `pairs`, and a run
+    has the indices of its settings.
+
+    Args:
+        all_runs: the records of the results folder.
+        results: the results folder.
+        page: the path of the page, to which the paths of records are relative.
     """
-    frame, keys = read_frame(every)
+    frame, keys = read_frame(all_runs)
     differs = tell_differences(frame, keys)
-    shown = frame[[*CELLS, *COMPUTED_FROM]].astype(object)
+    shown = frame[[*CELLS, *CELL_SOURCES]].astype(object)
     lines: list[dict[Any, Any]] = shown.where(shown.notna(), None).to_dict("records")
-    titles = name_runs(every, list(differs))
+    titles = name_runs(all_runs, list(differs))
     curves, pairs = curves_of_all(results), Pairs()
     from_page = Path(os.path.relpath(results, page.parent))
     runs = []
-    for run, line, title in zip(every, lines, titles, strict=True):
+    for run, line, title in zip(all_runs, lines, titles, strict=True):
         record = records.folder(from_page, run.recipe, run.run) / "record.json"
         link = quote(record.as_posix())
         facts: dict[str, Any] = {"cells": _cells(run, line, title), "record": link}
         for heading, section in SECTIONS.items():
-            places = pairs.places_of(run.values.get(section) or {})
-            if places:
-                facts[heading] = places
+            indices = pairs.indices_of(run.values.get(section) or {})
+            if indices:
+                facts[heading] = indices
         if run.path and curves.get(run.path):
             facts["curves"] = curves[run.path]
         runs.append(facts)
     metrics = dict.fromkeys(metric.name for metric in BUILT_IN)
-    for run in every:
+    for run in all_runs:
         metrics |= dict.fromkeys(run.metrics)
     described = map(describe, metrics)
     about = {metric.name: [metric.label, metric.unit] for metric in described}
@@ -143,51 +157,59 @@ def runs_of(every: list[Record], results: Path, page: Path) -> dict[str, Any]:
 
 
 class Pairs:
-    """Settings and their values, each once: (dotted key, value)."""
+    """The distinct settings of all runs.
+
+    Attributes:
+        all: (dotted key, value) of each setting.
+    """
 
     def __init__(self) -> None:
         self.all: list[tuple[str, Any]] = []
-        self._places: dict[str, list[int]] = {}  # by a key and the text of its value
+        self._indices: dict[str, list[int]] = {}  # by a key and the text of its value
 
-    def places_of(self, section: Mapping[str, Any], prefix: str = "") -> list[int]:
-        """Return the places in `all` of a section of a record, which are added where new."""
-        places: list[int] = []
+    def indices_of(self, section: Mapping[str, Any], prefix: str = "") -> list[int]:
+        """Return the indices in `all` of the settings in a record's section; new ones are added."""
+        indices: list[int] = []
         for key, value in section.items():
-            known_by = f"{prefix}{key} {value!r}"
-            if known_by not in self._places:
-                self._places[known_by] = self._add(f"{prefix}{key}", value)
-            places += self._places[known_by]
-        return places
+            key_and_value = f"{prefix}{key} {value!r}"
+            if key_and_value not in self._indices:
+                self._indices[key_and_value] = self._add(f"{prefix}{key}", value)
+            indices += self._indices[key_and_value]
+        return indices
 
     def _add(self, key: str, value: Any) -> list[int]:
+        """Add a setting, or those in a nested section, and return their indices."""
         if isinstance(value, dict):
-            return self.places_of(value, f"{key}.")
+            return self.indices_of(value, f"{key}.")
         shown = json.dumps(value) if isinstance(value, list) else value
         self.all.append((key, shown))
         return [len(self.all) - 1]
 
 
-def name_runs(every: list[Record], differs: list[str]) -> list[str]:
-    """Return distinct names of runs: 'mine: mnist, lr 0.1, seed 2', with digits for twins."""
+def name_runs(all_runs: list[Record], differs: list[str]) -> list[str]:
+    """Return distinct names of runs, such as 'mine: mnist, lr 0.1, seed 2'.
+
+    Runs with the same name get the beginning of their digest.
+    """
     names_of_runs = []
-    for run, difference in zip(every, differs, strict=True):
+    for run, difference in zip(all_runs, differs, strict=True):
         parts = [run.recipe, difference, f"seed {run.seed}"]
-        names_of_runs.append(_named(run) + ", ".join(filter(None, parts)))
+        names_of_runs.append(_name_prefix(run) + ", ".join(filter(None, parts)))
     times = Counter(names_of_runs)
     distinct = []
-    for name, run in zip(names_of_runs, every, strict=True):
+    for name, run in zip(names_of_runs, all_runs, strict=True):
         distinct.append(f"{name} ({run.run[:6]})" if times[name] > 1 else name)
     return distinct
 
 
-def _named(run: Record) -> str:
-    """Return the name that the user gave a run, with a colon."""
+def _name_prefix(run: Record) -> str:
+    """Return the user's name for a run with a colon, or ''."""
     name = run.labels.name
     return f"{name}: " if name else ""
 
 
 def _cells(run: Record, line: dict[Any, Any], title: str) -> dict[str, Any]:
-    """Return the values of a row of the table of runs, those that the run has."""
+    """Return a run's values for its row in the table of runs, without missing ones."""
     cells = {key: line.get(key) for key in CELLS} | {
         "name": title,
         "what": names.words(" on ".join(filter(None, (line["model"], line["dataset"])))),
@@ -204,7 +226,12 @@ def _cells(run: Record, line: dict[Any, Any], title: str) -> dict[str, Any]:
 
 
 def _parts(shown: set[str], results: Path) -> list[tuple[str, str, str, list[tuple[str, Markup]]]]:
-    """Return (anchor, heading, what it shows, [(name, table)]) of each part that has a file."""
+    """Return (anchor, heading, description, [(title, table)]) of each part with tables.
+
+    Args:
+        shown: the file stems of tables that the page shows elsewhere.
+        results: the results folder.
+    """
     tables_of: dict[str, list[tuple[str, Markup]]] = {start: [] for start in PARTS}
     for file in sorted((results / "tables").glob("*.md")):
         if file.stem in shown:
@@ -217,9 +244,9 @@ def _parts(shown: set[str], results: Path) -> list[tuple[str, str, str, list[tup
 
 
 def _figures(results: Path) -> list[tuple[str, str, str, str]]:
-    """Return (file's name, caption, address, class) of each drawing; a photograph stays as it is.
+    """Return (file stem, caption, data URL, CSS class) of each figure.
 
-    Others are turned light on dark with the page.
+    In dark mode, the page inverts the colours of figures, except for those with photographs.
     """
     files = sorted((results / "figures").glob("*.svg"))
     captions = papers.captions() if files else {}
@@ -227,7 +254,7 @@ def _figures(results: Path) -> list[tuple[str, str, str, str]]:
     for file in files:
         drawing = file.read_bytes()
         caption = captions.get(file.stem, file.stem.replace("_", " "))
-        # Scripts and links in an image do nothing.
+        # As an image, an SVG cannot run scripts or follow links.
         address = f"data:image/svg+xml;base64,{b64encode(drawing).decode()}"
         look = "photograph" if b"<image" in drawing else "lines"
         figures.append((file.stem, caption, address, look))
@@ -235,11 +262,11 @@ def _figures(results: Path) -> list[tuple[str, str, str, str]]:
 
 
 def _markdown(text: str) -> Markup:
-    """Return a generated page as HTML without its title; raw HTML in it stays text."""
+    """Return a generated Markdown page as HTML, without its title; raw HTML in it stays text."""
     parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
     body = text.partition("\n")[2] if text.startswith("# ") else text
-    tokens = parser.parse(re.sub(MADE_BY, "", body, count=1))
-    _mark_aside(tokens)
+    tokens = parser.parse(re.sub(GENERATED_NOTE, "", body, count=1))
+    _mark_hidden_columns(tokens)
     html = parser.renderer.render(tokens, parser.options, {})
     html = html.replace("h2>", "h5>").replace("h1>", "h4>")
     for paper, title in papers.titles().items():
@@ -248,8 +275,8 @@ def _markdown(text: str) -> Markup:
     return Markup(html.replace("</table>", "</table></div>"))
 
 
-def _mark_aside(tokens: Sequence[Token]) -> None:
-    """Give the cells of columns that a phone has no room for the class `aside`."""
+def _mark_hidden_columns(tokens: Sequence[Token]) -> None:
+    """Add the CSS class `aside` to the cells of columns that are hidden on phones."""
     column, aside = 0, set[int]()
     for token, content in pairwise(tokens):
         if token.type == "thead_open":
@@ -257,7 +284,7 @@ def _mark_aside(tokens: Sequence[Token]) -> None:
         elif token.type == "tr_open":
             column = 0
         elif token.type in ("th_open", "td_open"):
-            if token.type == "th_open" and content.content in ASIDE:
+            if token.type == "th_open" and content.content in HIDDEN_ON_PHONES:
                 aside.add(column)
             if column in aside:
                 token.attrJoin("class", "aside")
@@ -279,7 +306,10 @@ LICENCES = ("bundled/tabulator.LICENSE", "bundled/chart.LICENSE")
 
 
 def _policy() -> str:
-    """Return the Content-Security-Policy: our scripts by their hashes, pictures, and no network."""
+    """Return the Content-Security-Policy.
+
+    It allows our scripts, by their hashes, and inline images, but no network access.
+    """
     hashes = [b64encode(sha256(text.encode()).digest()).decode() for text in map(_script, SCRIPTS)]
     allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
     return (
@@ -289,7 +319,7 @@ def _policy() -> str:
 
 
 def escape_json(value: Any) -> Markup:
-    """Return JSON that no HTML parser or script misreads; ∞ and NaN become 'inf' and 'nan'."""
+    """Return a value as JSON that is safe in an HTML script; ∞ and NaN become 'inf' and 'nan'."""
     text = json.dumps(to_json(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -297,11 +327,12 @@ def escape_json(value: Any) -> Markup:
 
 
 def _script(name: str) -> Markup:
-    """Return a script in which no HTML parser sees its end or a comment."""
+    """Return a script with '</script' and '<!--' escaped, so that it cannot end its element."""
     return Markup(re.sub(r"<(/script|!--)", r"<\\\1", _without_map(_read(name)), flags=re.I))
 
 
 def _without_map(text: str) -> str:
+    """Return a bundled file's text without the link to its source map."""
     return re.sub(r"(//|/\*)# sourceMappingURL=\S+( ?\*/)?", "", text).strip() + "\n"
 
 
