@@ -91,7 +91,7 @@ def test_an_extra_says_what_it_is(extra: str) -> None:
     text = (folder / "README.md").read_text(encoding="utf-8")
     assert text.startswith(f"# {extra}\n")
     assert len(text.splitlines()) <= 14
-    for part in ("- Verbs: ", "- Pip extra", "- Tests: ", "- Without it: "):
+    for part in ("- Commands: ", "- Extra dependencies: ", "- Tests: ", "- Without it: "):
         assert part in text
     assert f"`tests/extras/{extra}`" in text
     assert not [name for name in re.findall(r"`(\w+\.py)`", text) if not (folder / name).is_file()]

@@ -1,5 +1,6 @@
-"""Optional extras: each folder here can be deleted, and what does not name it works as before.
+"""Optional extras. Each folder can be deleted, and everything that does not name it still works.
 
-A folder's README says what it is; its `plugins.py` names what it adds, for `zdp_bench/registry.py`.
-The core imports it only when its commands or functions are called, and no extra imports another.
+Each folder has a README. Its `plugins.py` lists its commands and plug-ins for
+`zdp_bench/registry.py`. The core imports an extra only when its commands or functions are called,
+and no extra imports another.
 """

@@ -1,3 +1,3 @@
-"""What this extra adds, as `zdp_bench/registry.py` reads it."""
+"""The plug-ins of this extra, for `zdp_bench/registry.py`."""
 
 ADDS = {"command": {"audit": "zdp_bench.extras.audit.command"}}

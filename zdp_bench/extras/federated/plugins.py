@@ -1,4 +1,4 @@
-"""What this extra adds, as `zdp_bench/registry.py` reads it."""
+"""The plug-ins of this extra, for `zdp_bench/registry.py`."""
 
 ADDS = {
     "runner": {"federated": "zdp_bench.extras.federated.simulation:run_simulated"},
