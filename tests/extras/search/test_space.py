@@ -49,13 +49,13 @@ def test_a_trials_words_are_what_a_run_takes() -> None:
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
-        ("recipe=a,b", "a search is of one recipe"),
+        ("recipe=a,b", "a search has one recipe"),
         ("dataset=mnist,phasemnist", "all trials train on one data set"),
         ("dataset.augment=true,false", "all trials train on one data set"),
-        ("seed=1,2", "the best of several seeds is luck"),
+        ("seed=1,2", "the seed is not a hyper-parameter"),
         ("privacy.delta=1e-5,1e-6", "at one δ"),
         ("privacy.unit=example,patient", "protect one unit"),
-        ("execution.deterministic=true,false", "it changes no result"),
+        ("execution.deterministic=true,false", "it does not change results"),
         ("optimizer.lr=tag(log,interval(0,1))", "must hold for `log=True`"),
         ("optimizer.lr=tag(log,choice(1,2))", "give an interval"),
         ("optimizer.lr=range(2,2)", "is an empty range"),

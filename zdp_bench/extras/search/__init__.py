@@ -1,5 +1,5 @@
 """`zdp-bench search`: Optuna proposes hyper-parameters, and each trial is an ordinary run.
 
-`space` reads what is asked and what to vary, `trials` keeps the trials, makes them runs within one
-ε and scores them, `search` carries the whole out and says what it found and spent.
+space.py     reads the search from command-line words: which keys to vary, over which values
+search.py    runs the trials within one ε, and reports the best trial and the total ε
 """

@@ -1,8 +1,8 @@
 """Search hyper-parameters within one ε: 'optimizer.lr=tag(log,interval(0.01,1))',
 algorithm.max_grad_norm=0.5,1,2, or any other value of Hydra's sweep grammar. Optuna proposes
 trials. Each is a run with a record; the best one has the best metric on validation examples. The
-total ε of all trials is stated, and --epsilon E limits it. The same command continues a stopped
-search.
+search prints the total ε of all trials, and --epsilon E limits it. The same command continues a
+stopped search.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HELP = "search hyper-parameters within one ε"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--trials", type=int, metavar="N", help="how many runs (default: the whole grid)"
+        "--trials", type=int, metavar="N", help="number of runs (default: the whole grid)"
     )
     parser.add_argument(
         "--sampler",
@@ -44,12 +44,13 @@ def run(options: argparse.Namespace) -> int:
 
     if not any(word.startswith("recipe=") for word in options.overrides):
         raise UserError("recipe=NAME is missing; `zdp-bench list recipes` lists them.")
-    given = (options.sampler, options.trials, options.epsilon, options.metric)
-    asked = read_search(options.overrides, *given)
-    plain = options.format == "rich"
-    record, folder = search(asked, "progress" if plain else "nothing")
+    search_options = read_search(
+        options.overrides, options.sampler, options.trials, options.epsilon, options.metric
+    )
+    is_for_people = options.format == "rich"
+    record, folder = search(search_options, "progress" if is_for_people else "nothing")
     print_sheet(sheet(record), options.format)
     for path in sheet(record).write(folder / "trials"):
-        if plain:
+        if is_for_people:
             print(f"written: {path}")
     return 0

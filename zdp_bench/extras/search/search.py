@@ -1,11 +1,11 @@
-"""A search: Optuna proposes trials, each is a run within one ε, and the ε of all is stated.
+"""Search hyper-parameters: Optuna proposes trials, each is a run, and their total ε is reported.
 
-That ε composes all runs of the recipe on these data in the results folder, as `budget` counts them:
-also those that an earlier call made with other proposals, or whose folder was renamed.
+The total ε composes all runs of the recipe on this data set in the results folder, as `budget`
+counts them. This includes runs of earlier searches, and runs whose folders were renamed.
 
-What Optuna proposes depends on the recipe's seed and the trials before. So the same command makes
-the same trials again after a kill: those that are finished are found, the one that was open goes
-on, and then new ones begin. `search.json` holds every trial before it begins.
+Optuna's proposals are determined by the recipe's seed and the scores of earlier trials. The same
+command therefore proposes the same trials after a kill: finished runs are found, the interrupted
+run is resumed, and then new ones start. `search.json` lists each trial before it starts.
 """
 
 from __future__ import annotations
@@ -46,18 +46,28 @@ from zdp_bench.training.setup import ModelSetup, Setup, load_data
 from zdp_bench.training.spending import plan_spending, read_recipes_spendings
 from zdp_bench.training.validation import DEFAULT, KEY
 
-FOLDER = "searches"  # under the results folder
-SHOWN = 10  # trials in a table; CSV and JSON have all
-SLACK = 1 + 1e-9  # a cluster's FFT may round an ε to the other side
+FOLDER = "searches"  # in the results folder
+SHOWN = 10  # trials in the printed table; CSV and JSON have all of them
+SLACK = 1 + 1e-9  # factor of a trial's max_epsilon, as another machine's FFT may round ε up
 
 
 def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
-    """Carry a search out, or continue it; return its record and its folder.
+    """Run a search, or continue it.
 
-    Formal guarantees: every trial is a run with a ledger and counts in full, also one that failed
-    or was stopped. `epsilon_all` is the tight ε of all runs of the recipe on these data, in any
-    adaptive order, and `epsilon_all_unit` that of the owner of several examples. With
-    `options.epsilon`, no trial begins with which it would be larger.
+    Formal guarantees: every trial is a run with a ledger and counts in full, even if it failed or
+    was stopped. `epsilon_all` is the tight ε of all runs of the recipe on this data set, in any
+    adaptive order, and `epsilon_all_unit` is that of an owner of several examples. With
+    `options.epsilon`, no trial starts that would make the total ε larger.
+
+    Args:
+        options: the search, as `read_search` returns it.
+        show: what to print: "nothing" prints no lines about the trials.
+
+    Returns:
+        the search's record, which is also written to `search.json`, and the search's folder.
+
+    Raises:
+        UserError: the search cannot be run, or its ε does not allow a first trial.
     """
     say = print if show != "nothing" else (lambda line: None)
     config = configured(options.example())
@@ -74,21 +84,22 @@ def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
     study = create_study(options, config, metric)
     known = _read_trials(folder / "search.json")
     earlier = find_earlier(options, config, data, known)
-    lines = list[Document]()
+    trials = list[Document]()
     ended_by = ""
 
     def write_record() -> Document:
-        record = describe(options, config, data, metric, lines) | {"ended_by": ended_by}
+        record = describe(options, config, data, metric, trials) | {"ended_by": ended_by}
         records.write(folder / "search.json", record)
         return record
 
     try:
         for number in range(1, options.trials + 1):
-            trial = study.ask(options.searched)
-            words = options.words(trial.params)
-            before = known.get(number, {})
-            if before.get("values") == trial.params:
-                noise = before["noise"]  # earlier runs may have more now: the trial stays the same
+            proposal = study.ask(options.searched)
+            words = options.words(proposal.params)
+            known_trial = known.get(number, {})
+            if known_trial.get("values") == proposal.params:
+                # A known trial keeps its noise, even if other runs have spent more since.
+                noise = known_trial["noise"]
             else:
                 noise = noise_words(options, words, data, earlier)
                 if earlier and number == len(known) + 1:
@@ -96,44 +107,49 @@ def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
             words += noise
             run = digest_of(configured(words), data.digest)
             ended_by = find_limit(options, configured(words), data, run, number)
-            if ended_by and not lines:
+            if ended_by and not trials:
                 raise UserError(ended_by)
             if ended_by:
                 say(ended_by)
                 break
-            line = {"trial": number, "values": trial.params, "noise": noise, "run": run}
-            lines.append(line | {"state": "open", "score": None})
+            trial = {"trial": number, "values": proposal.params, "noise": noise, "run": run}
+            trials.append(trial | {"state": "open", "score": None})
             write_record()
-            lines[-1] |= _carry_out(words, number, metric.name, show)
-            score = lines[-1]["score"]
-            say(_describe_trial(lines[-1], options.trials, metric.name))
-            study.tell(trial, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
-    finally:  # what was spent is stated, however the search ended
+            trials[-1] |= _run_trial(words, number, metric.name, show)
+            score = trials[-1]["score"]
+            say(_describe_trial(trials[-1], options.trials, metric.name))
+            study.tell(proposal, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
+    finally:  # record the total ε, however the search ended
         record = write_record()
     return record, folder
 
 
 def _read_trials(path: Path) -> dict[int, Document]:
-    """Return the trials of a search that is continued, by number."""
+    """Return the trials in a search's record by number, empty for a new search."""
     if not path.is_file():
         return {}
-    lines: list[Document] = read_json(path).get("trials") or []
-    return {line["trial"]: line for line in lines}
+    trials: list[Document] = read_json(path).get("trials") or []
+    return {trial["trial"]: trial for trial in trials}
 
 
 def find_earlier(
     options: Search, config: Run, data: Splits, known: Mapping[int, Document]
 ) -> list[Spending]:
-    """Return the runs of the recipe on these data that are no trials of a search within an ε."""
+    """Return the spendings of the recipe's runs on this data set that are not trials of the search.
+
+    Without `options.epsilon`, the search does not depend on them, and the list is empty.
+    """
     if options.epsilon is None:
         return []
-    trials = {records.folder(config.results, config.recipe, line["run"]) for line in known.values()}
+    homes = {
+        records.folder(config.results, config.recipe, trial["run"]) for trial in known.values()
+    }
     spendings = read_recipes_spendings(config, data)
-    return [spending for spending in spendings if spending.home not in trials]
+    return [spending for spending in spendings if spending.home not in homes]
 
 
 def _require_rest(options: Search, config: Run, earlier: Sequence[Spending]) -> None:
-    """Reject a search whose ε is spent before it begins, or if no ε of earlier runs is known."""
+    """Reject a search if the ε of earlier runs is unknown, or leaves nothing for the search."""
     name = f"--epsilon {options.epsilon:g}"
     try:
         spent = _epsilon_of_earlier(config, earlier)
@@ -151,6 +167,11 @@ def _require_rest(options: Search, config: Run, earlier: Sequence[Spending]) -> 
 
 
 def _epsilon_of_earlier(config: Run, earlier: Sequence[Spending]) -> float:
+    """Return the tight ε of earlier runs.
+
+    Raises:
+        ValueError: the runs protect different units, so that they have no common ε.
+    """
     return together(spent_of_one(earlier, config.privacy.by_patient), config.privacy.delta)
 
 
@@ -173,7 +194,7 @@ def create_study(
     config: Run,
     metric: Metric,
 ) -> optuna.Study:
-    """Return Optuna's study, whose proposals follow from the recipe's seed."""
+    """Create Optuna's study; the recipe's seed determines its proposals."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler = TPESampler if options.sampler == "tpe" else RandomSampler
     study = optuna.create_study(direction=direction(metric), sampler=sampler(seed=config.seed))
@@ -184,25 +205,25 @@ def create_study(
 
 
 def _describe_trial(
-    line: Document,
-    trials: int,
+    trial: Document,
+    num_trials: int,
     metric: str,
 ) -> str:
-    """Return a finished trial in one line for the terminal."""
-    values = " ".join(f"{key}={_short(value)}" for key, value in line["values"].items())
+    """Return a finished trial as one line for the terminal."""
+    values = " ".join(f"{key}={_short(value)}" for key, value in trial["values"].items())
     result = "diverged"
-    if line["score"] is not None:
-        result = f"validation {metric} {line['score']:.4f}"
-    return f"trial {line['trial']} of {trials}: {values}: {result}"
+    if trial["score"] is not None:
+        result = f"validation {metric} {trial['score']:.4f}"
+    return f"trial {trial['trial']} of {num_trials}: {values}: {result}"
 
 
 def hold_out(options: Search, word: str) -> Search:
-    """Return the search with the override that holds out examples to choose by."""
+    """Add the override that holds out validation examples to a search."""
     for fixed in options.fixed:
         if fixed.lstrip("+").startswith(f"{KEY}="):
             raise UserError(
-                f"{fixed}: a search chooses by validation examples, and leaves none; give a share "
-                "above 0, or remove the key."
+                f"{fixed}: a search chooses the best trial on validation examples, so the share "
+                "must be above 0; or remove the key."
             )
     return replace(options, fixed=(*options.fixed, word))
 
@@ -212,7 +233,11 @@ def choose_by(
     config: Run,
     data: Splits,
 ) -> Metric:
-    """Return the metric of the validation examples that trials are chosen by."""
+    """Return the metric on validation examples by which the best trial is chosen.
+
+    Raises:
+        UserError: the task has no metric named `options.metric`.
+    """
     assert data.validation is not None
     setup = ModelSetup.of(config, data, torch.device("cpu"))
     metrics = evaluate(setup.model, setup.task, data.validation, setup.device)
@@ -223,17 +248,17 @@ def choose_by(
 
 
 def direction(metric: Metric) -> Literal["minimize", "maximize"]:
-    """'minimize' or 'maximize', as Optuna calls it."""
+    """Return the direction of a metric in Optuna's terms."""
     return "minimize" if metric.less_is_better else "maximize"
 
 
-def _carry_out(
+def _run_trial(
     words: list[str],
     number: int,
     metric: str,
     show: Shown,
 ) -> Document:
-    """Run a trial; return its state and its score."""
+    """Run a trial, and return its state, score, test metric and ε."""
     try:
         record = carry_out(compose(words), words, show=show).record
     except UserError as error:
@@ -253,8 +278,8 @@ def spend(config: Run, data: Splits) -> Spent:
     """Return what a run will spend if it takes all its steps."""
     setup = Setup.of(config, data, torch.device("cpu"))
     sampling = setup.plan.sampling
-    own_steps = sampling.steps_of_one(setup.plan.steps)
-    return Spent(setup.mechanism.z, sampling.of_one, own_steps)
+    steps = sampling.steps_of_one(setup.plan.steps)
+    return Spent(setup.mechanism.z, sampling.of_one, steps)
 
 
 def noise_words(
@@ -263,11 +288,20 @@ def noise_words(
     data: Splits,
     earlier: Sequence[Spending],
 ) -> list[str]:
-    """Return the overrides that give a trial its share of the search's ε; [] without one.
+    """Return the overrides that calibrate a trial's noise to the search's ε; empty without one.
 
-    Formal guarantees: the earlier runs, and as many trials as this one as are planned, have
-    together a tight ε of at most `search.epsilon`. `max_epsilon` ends a trial that has to repeat
-    steps after a kill.
+    Formal guarantees: the earlier runs and `search.trials` trials like this one together have a
+    tight ε of at most `search.epsilon`. A trial that has to repeat steps after a kill is stopped by
+    its `max_epsilon`.
+
+    Args:
+        search: the search.
+        words: the overrides of the trial.
+        data: the data set.
+        earlier: runs that are not trials of this search; see `find_earlier`.
+
+    Raises:
+        UserError: the algorithm has no noise, or no noise keeps the search within its ε.
     """
     if search.epsilon is None:
         return []
@@ -282,6 +316,7 @@ def noise_words(
     delta = config.privacy.delta
     if earlier:
         _require_rest(search, config, earlier)
+    # The number of steps and the sampling do not depend on the noise multiplier.
     at_1 = spend(configured([*words, "algorithm.noise_multiplier=1.0"]), data)
     try:
         if earlier:
@@ -306,18 +341,26 @@ def find_limit(
     run: str,
     number: int,
 ) -> str:
-    """Return why a trial would take the search beyond its ε; "" if it does not."""
+    """Return why a trial would exceed the search's ε, or "" if it would not.
+
+    Args:
+        options: the search.
+        config: the trial's configuration.
+        data: the data set.
+        run: the digest of the trial's run; a finished run has already spent its ε.
+        number: the trial's number.
+    """
     home = records.folder(config.results, config.recipe, run)
     if options.epsilon is None or (home / "record.json").exists():
         return ""
     setup = Setup.of(config, data, torch.device("cpu"))
-    own = plan_spending(config, data, setup.mechanism, setup.plan.steps, home)
+    planned = plan_spending(config, data, setup.mechanism, setup.plan.steps, home)
     spendings = read_recipes_spendings(config, data)
     others = [spending for spending in spendings if spending.home != home]
     delta = config.privacy.delta
     earlier = _name_runs(config, others)
     try:
-        spent = spent_of_one([*others, own], own.by_unit)
+        spent = spent_of_one([*others, planned], planned.by_unit)
         before = together(spent[:-1], delta)
         after = together(spent, delta)
     except ValueError as error:
@@ -339,19 +382,19 @@ def describe(
     config: Run,
     data: Splits,
     metric: Metric,
-    lines: list[Document],
+    trials: list[Document],
 ) -> Document:
-    """Return a search's record: every trial, the best, and what ε covers what."""
+    """Return a search's record: its options, all trials, the best trial and the total ε."""
     spendings = read_recipes_spendings(config, data)
     has_owners = any(spending.examples > 1 for spending in spendings)
     delta = config.privacy.delta
-    best = None  # the first of equal ones
-    for line in lines:
-        if line["score"] is None:
+    best = None  # of equal trials, the first
+    for trial in trials:
+        if trial["score"] is None:
             continue
-        if best is None or metric.gain(line["score"], best["score"]) > 0:
-            best = line
-    finished = [line for line in lines if line["state"] != "open"]
+        if best is None or metric.gain(trial["score"], best["score"]) > 0:
+            best = trial
+    finished = [trial for trial in trials if trial["state"] != "open"]
     return {
         "recipe": config.recipe,
         "fixed": list(options.fixed),
@@ -367,7 +410,7 @@ def describe(
             "digest": data.digest,
             "validation": len(data.validation or ()),
         },
-        "trials": lines,
+        "trials": trials,
         "best": best and best["trial"],
         "privacy": {
             "delta": delta,
@@ -385,7 +428,7 @@ def _find_epsilon(
     of_unit: bool,
     delta: float,
 ) -> float | None:
-    """Return the tight ε of all for one example, or one unit; None where none is known."""
+    """Return the total tight ε for one example, or for one unit; None if it is unknown."""
     try:
         return together(spent_of_one(spendings, of_unit), delta)
     except ValueError:
@@ -393,25 +436,27 @@ def _find_epsilon(
 
 
 def sheet(record: Document) -> Sheet:
-    """Return the trials of a search's record, the best first, and what ε covers what."""
+    """Return a search's record as a sheet: trials from best to worst, and notes on ε."""
     metric = record["metric"]
     sign = -1 if record["direction"] == "minimize" else 1
 
-    def rank(line: Document) -> tuple[bool, float, int]:
-        has_none = line["score"] is None
-        return has_none, 0.0 if has_none else -sign * line["score"], line["trial"]
+    def rank(trial: Document) -> tuple[bool, float, int]:
+        """Return the sort key of a trial; trials without a score come last."""
+        if trial["score"] is None:
+            return True, 0.0, trial["trial"]
+        return False, -sign * trial["score"], trial["trial"]
 
     numbers = []
-    for line in sorted(record["trials"], key=rank):
+    for trial in sorted(record["trials"], key=rank):
         numbers.append(
             {
-                "trial": line["trial"],
-                **line["values"],
-                "state": line["state"],
-                f"validation_{metric}": line["score"],
-                f"test_{metric}": line.get("test"),
-                "epsilon_tight": line.get("epsilon_tight"),
-                "run": line.get("run"),
+                "trial": trial["trial"],
+                **trial["values"],
+                "state": trial["state"],
+                f"validation_{metric}": trial["score"],
+                f"test_{metric}": trial.get("test"),
+                "epsilon_tight": trial.get("epsilon_tight"),
+                "run": trial.get("run"),
             }
         )
     cells = []
@@ -429,7 +474,7 @@ def sheet(record: Document) -> Sheet:
 
 
 def _notes(record: Document) -> list[str]:
-    """Return what was spent, in sentences, and what each number covers."""
+    """Return sentences on the total ε, the validation examples and the best trial."""
     privacy = record["privacy"]
     every = show_epsilon(privacy["epsilon_all"]) or "not known: its runs differ in sampling or unit"
     of_owner = privacy["epsilon_all_unit"]
@@ -450,10 +495,10 @@ def _notes(record: Document) -> list[str]:
 
 
 def _commands(record: Document) -> list[str]:
-    """Return the best run, and the commands that export it and run it with other seeds."""
+    """Return the best trial, and the commands that export it and repeat it with other seeds."""
     if record["best"] is None:
         return []
-    best = next(line for line in record["trials"] if line["trial"] == record["best"])
+    best = next(trial for trial in record["trials"] if trial["trial"] == record["best"])
     name = f"{record['recipe']}/{best['run'][:8]}"
     metric = record["metric"].replace("_", " ")
     export = ["zdp-bench", "export", name, "--to", f"{record['recipe']}_best"]
@@ -472,6 +517,7 @@ def _commands(record: Document) -> list[str]:
 
 
 def _short(value: Any) -> str:
+    """Return a value as a short text for a table's cell."""
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

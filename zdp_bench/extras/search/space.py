@@ -1,4 +1,4 @@
-"""What is asked of a search: Hydra's sweep grammar as distributions, and its options."""
+"""Read the options of a search, with Hydra's sweep grammar as Optuna's distributions."""
 
 from __future__ import annotations
 
@@ -23,26 +23,30 @@ from zdp_bench.config.words import parse_words, read_words
 from zdp_bench.errors import UserError
 
 EPSILONS = ("privacy.target_epsilon", "privacy.claimed_epsilon")
-# What all trials share, with the reason.
+# The sections that all trials share, with the reason.
 SHARED = {
-    "recipe": "a search is of one recipe",
-    "dataset": "all trials train on one data set, or their ε would not add up",
-    "seed": "the best of several seeds is luck, and no hyper-parameter",
-    "privacy": "all trials protect one unit at one δ; privacy.target_epsilon may be searched",
+    "recipe": "a search has one recipe",
+    "dataset": "all trials train on one data set, so that their ε can be composed",
+    "seed": "the seed is not a hyper-parameter; the best of several seeds is chance",
+    "privacy": "all trials protect one unit at one δ; privacy.target_epsilon can be searched",
     "federated": "a search uses one training set",
 }
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is asked of a search.
+    """The options of a search.
 
     Attributes:
-        fixed: the words that every trial shares; `searched` has the keys and values of the others.
-        epsilon: the whole search stays within it, by the noise it gives each trial; None: each
-            trial has the noise of its configuration.
-        metric: by which the best is chosen; None: the task's headline.
-        recipe: the word that names the recipe, as it was typed; `fixed` has a file's by its name.
+        fixed: the overrides that all trials share.
+        searched: the keys to search, with their values.
+        sampler: how Optuna proposes values.
+        trials: the number of trials.
+        epsilon: the ε of the whole search, to which each trial's noise is calibrated. If None,
+            trials have the noise of their configuration.
+        metric: the metric by which the best trial is chosen. If None, the task's headline.
+        recipe: the word that names the recipe, as the user typed it. In `fixed`, a recipe's file is
+            replaced by its name.
     """
 
     fixed: tuple[str, ...]
@@ -55,18 +59,18 @@ class Search:
 
     @property
     def name(self) -> str:
-        """The same for the same search, also if it is to have more trials now.
+        """A name that identifies the search, even if it is continued with more trials.
 
-        With `epsilon`, how many there are is part of what is promised.
+        With `epsilon`, the number of trials determines their noise, so it is part of the identity.
         """
-        promised = self.trials if self.epsilon else None
+        trials = self.trials if self.epsilon else None
         searched = {key: distribution_to_json(values) for key, values in self.searched.items()}
-        identity = [self.fixed, searched, [self.sampler, self.epsilon, promised, self.metric]]
+        identity = [self.fixed, searched, [self.sampler, self.epsilon, trials, self.metric]]
         text = json.dumps(identity, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def words(self, values: dict[str, Any]) -> list[str]:
-        """Return the overrides of a trial."""
+        """Return the overrides of a trial with these values of the searched keys."""
         words = list(self.fixed)
         for key, value in values.items():
             text = value if isinstance(value, str) else repr(value)
@@ -74,7 +78,7 @@ class Search:
         return words
 
     def example(self) -> list[str]:
-        """Return the overrides of one trial, to check the keys with."""
+        """Return the overrides of a possible trial, with which the configuration is checked."""
         return self.words({key: _first(values) for key, values in self.searched.items()})
 
 
@@ -88,16 +92,20 @@ def read_search(
     """Return the search that command-line words and options describe.
 
     Args:
-        sampler: None: the whole grid if the number of trials is not given and there is a grid,
-            otherwise tpe.
+        overrides: the command-line words.
+        sampler: how Optuna proposes values. Default: 'grid' if all searched values are lists and
+            `trials` is not given, otherwise 'tpe'.
+        trials: the number of trials. Default: the size of the grid.
+        epsilon: the ε of the whole search; see `Search`.
+        metric: the metric by which the best trial is chosen; see `Search`.
 
     Raises:
-        UserError: no key has several values, one cannot be searched, the number of trials is
+        UserError: no key has several values, a key cannot be searched, the number of trials is
             missing, or the noise is set twice.
     """
-    for override in parse_words(overrides):  # before any file is looked for
+    for override in parse_words(overrides):  # before any file is read
         if override.is_sweep_override():
-            _require_own(override, _key_of(override).lstrip("+"))
+            _require_searchable(override, _key_of(override).lstrip("+"))
     parsed = read_words(overrides, sweep=True)
     sweeps = [override for override in parsed if override.is_sweep_override()]
     searched = {_key_of(override): _values(override) for override in sweeps}
@@ -116,49 +124,57 @@ def read_search(
                 "together stay within ε; remove one of them."
             )
     if sampler is None:
-        is_grid = all(isinstance(one, CategoricalDistribution) for one in searched.values())
-        sampler = "grid" if is_grid and trials is None else "tpe"
+        has_lists = all(isinstance(values, CategoricalDistribution) for values in searched.values())
+        sampler = "grid" if has_lists and trials is None else "tpe"
     if sampler == "grid":
         size = len(grid_of(searched))
         trials = min(trials or size, size)
     if trials is None:
-        raise UserError(f"--trials N is missing: how many runs --sampler {sampler} makes.")
+        raise UserError(f"--trials N is missing: the number of runs for --sampler {sampler}.")
     recipe = next((word for word in overrides if word.startswith("recipe=")), "")
     return Search(fixed, searched, sampler, trials, epsilon, metric, recipe)
 
 
 def grid_of(searched: dict[str, BaseDistribution]) -> list[dict[str, Any]]:
-    """Return every combination of the values, the last key changing first."""
+    """Return all combinations of the values; the values of the last key change fastest.
+
+    Raises:
+        UserError: the values of a key are an interval.
+    """
     choices = []
     for key, values in searched.items():
         if not isinstance(values, CategoricalDistribution):
             raise UserError(
                 f"--sampler grid: {key} is an interval with infinitely many values; give a "
-                "comma list, choice(...) or range(...), or take --sampler tpe."
+                "comma list, choice(...) or range(...), or use --sampler tpe."
             )
         choices.append(values.choices)
     return [dict(zip(searched, values, strict=True)) for values in product(*choices)]
 
 
 def _key_of(override: Override) -> str:
-    """Return the key as it was typed."""
+    """Return the key of an override as the user typed it."""
     return str(override.input_line).partition("=")[0]
 
 
-def _require_own(override: Override, key: str) -> None:
-    """Reject keys that all trials must share."""
+def _require_searchable(override: Override, key: str) -> None:
+    """Reject a key that all trials must share, or that does not change results."""
     section = key.partition(".")[0]
     reason = SHARED.get(section)
     if key in EPSILONS:
         reason = None
     elif reason is None and not enters_digest(key):
-        reason = "it changes no result"
+        reason = "it does not change results"
     if reason:
         raise UserError(f"{override.input_line}: cannot be searched: {reason}. Give it one value.")
 
 
 def _values(override: Override) -> BaseDistribution:
-    """Return the values of a sweep. Those of a list stay words, as Hydra writes them."""
+    """Return the values of a sweep as a distribution; listed values stay words, as Hydra has them.
+
+    Raises:
+        UserError: the sweep is neither an interval nor a list of values, or it is empty.
+    """
     sweep, line = override.value(), override.input_line
     log = "log" in getattr(sweep, "tags", set())
     if isinstance(sweep, IntervalSweep):
@@ -180,4 +196,5 @@ def _values(override: Override) -> BaseDistribution:
 
 
 def _first(values: BaseDistribution) -> Any:
+    """Return the first value of a list, or the lower end of an interval."""
     return values.choices[0] if hasattr(values, "choices") else values.low  # type: ignore[attr-defined]
