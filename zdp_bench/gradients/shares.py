@@ -35,11 +35,13 @@ def _borders(shares: Shares) -> list[int]:
 def select(shares: Shares, chosen: Tensor) -> tuple[Tensor, Shares]:
     """Return a mask [B] of the examples of the chosen shares (a mask [S]), and these shares."""
     sizes = torch.tensor(shares, device=chosen.device)
-    return chosen.repeat_interleave(sizes), tuple(compress(shares, chosen.tolist()))
+    chosen_shares = tuple(compress(shares, chosen.tolist()))
+    return chosen.repeat_interleave(sizes), chosen_shares
 
 
 def average_shares(
-    rule: Callable[[slice], dict[str, LayerGradient]], shares: Shares
+    rule: Callable[[slice], dict[str, LayerGradient]],
+    shares: Shares,
 ) -> dict[str, LayerGradient]:
     """Return each parameter's gradients of shares, [S, *shape], from a layer's rule for examples.
 
@@ -70,16 +72,19 @@ def _average(
 ) -> LayerGradient:
     """Return one parameter's, from those of all examples and a function that averages a share's."""
     borders = _borders(shares)
-    is_small = whole.summands is None and whole.per_sample(0, 1).numel() <= SMALL
+    needs_contraction = whole.summands is not None
+    is_small = not needs_contraction and whole.per_sample(0, 1).numel() <= SMALL
 
     def add_up_each(start: int, stop: int) -> tuple[Tensor, Tensor]:
-        gradients = whole.per_sample(borders[start], borders[stop]).resolve_conj()
+        first, end = borders[start], borders[stop]
+        gradients = whole.per_sample(first, end).resolve_conj()
         sizes = torch.tensor(shares[start:stop], device=gradients.device)
         numbers = torch.arange(stop - start, device=gradients.device)
         share_of_example = numbers.repeat_interleave(sizes)
-        means = gradients.new_zeros(stop - start, *gradients.shape[1:])
+        _, *shape = gradients.shape
+        means = gradients.new_zeros(stop - start, *shape)
         means.index_add_(0, share_of_example, gradients)
-        means /= sizes.view(-1, *[1] * (gradients.dim() - 1))
+        means /= sizes.view(-1, *[1] * len(shape))
         return means, squared_norms(means)
 
     def contract_each(start: int, stop: int) -> tuple[Tensor, Tensor]:
