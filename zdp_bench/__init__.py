@@ -1,8 +1,8 @@
 """Differentially private deep learning on medical and complex-valued data.
 
-As a library: `zdp_bench.make_private`, and what it is made of (docs/library.md). Everything that
-`__all__` does not name is private. Names are imported when they are first used, so that the command
-line need not wait for torch.
+The library's entry point is `zdp_bench.make_private`; docs/library.md describes it and its
+building blocks. Names outside `__all__` are private. Names are imported when they are first used,
+so that the command line does not wait for torch.
 """
 
 import importlib

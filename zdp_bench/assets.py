@@ -1,6 +1,6 @@
 """Paths of the YAML and CSV files that ship with zdp-bench.
 
-In a wheel they are beside the code, in a checkout at its root.
+A wheel has them beside the code, and a checkout at its root.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ CONF = _ROOT / "conf"
 DATASETS = _ROOT / "datasets"
 PAPERS = _ROOT / "papers"
 RECIPES = _ROOT / "recipes"
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is ten times as fast
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
 
 
 def group(folder: Path) -> dict[str, Path]:
     """Return the YAML files of a folder by name, sorted: `{"mnist": .../mnist.yaml, ...}`.
 
-    An extra has those of its plug-ins in a folder of the same name.
+    Extras keep the files of their plug-ins in folders of the same name, which are included.
     """
-    found: dict[str, Path] = {}
-    for one in (folder, *_of_extras(folder.name)):
-        state = one.stat().st_mtime_ns if one.is_dir() else 0  # a new file changes it
-        found |= _list(one, state)
-    return dict(sorted(found.items()))
+    files: dict[str, Path] = {}
+    for each_folder in (folder, *_of_extras(folder.name)):
+        # A new file changes the modification time, which is part of the key of the cached list.
+        modified = each_folder.stat().st_mtime_ns if each_folder.is_dir() else 0
+        files |= _list(each_folder, modified)
+    return dict(sorted(files.items()))
 
 
 @cache
@@ -39,12 +40,15 @@ def _of_extras(name: str) -> list[Path]:
 
 
 @cache
-def _list(folder: Path, state: int) -> dict[str, Path]:
+def _list(folder: Path, modified: int) -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def read_yaml(path: Path) -> dict:
-    """Return a YAML file's mapping, the caller's own, as plain Python; interpolations stay text."""
+    """Read a YAML file's mapping as plain Python; the caller may change it.
+
+    Interpolations are not resolved.
+    """
     return deepcopy(_parse(path))
 
 

@@ -1,4 +1,4 @@
-"""The cache folder, which must belong to the user to be used."""
+"""The cache folder, which is used only if no other user can write to it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ log = logging.getLogger(__name__)
 
 
 def cache_folder(kind: str) -> Path | None:
-    """Return the folder of one kind of cached files; None, with one warning, if it is not safe.
+    """Return the folder for one kind of cached files; None, with one warning, if it is not safe.
 
-    An array that is kept is what a run trains on. So the folder that holds all
-    kinds is this user's, of mode 0700, no link, and nobody else can put another in its place.
+    Runs train on cached arrays, so other users must not be able to replace them. The root of the
+    cache must belong to this user, have mode 0700 and not be a link, and no other user may be able
+    to put another folder in its place.
     """
     root = cache_root()
     try:
@@ -32,13 +33,13 @@ def cache_folder(kind: str) -> Path | None:
 
 
 def cache_root() -> Path:
-    """Return the folder of all kinds, which may not exist."""
+    """Return the root of the cache, which may not exist."""
     return user_cache_path("zdp-bench")
 
 
 def _find_weakness(root: Path) -> str:
-    """Return how another user could write files there; '' if none can."""
-    if not hasattr(os, "geteuid"):  # Windows, which has no such modes
+    """Return how another user could write to the root of the cache; '' if that is impossible."""
+    if not hasattr(os, "geteuid"):  # Windows has no such modes
         return ""
     if root.is_symlink():
         return "it is a link"

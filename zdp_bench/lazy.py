@@ -1,4 +1,4 @@
-"""Modules that are imported when one of their names is first used, because they take a second."""
+"""Modules that are imported when they are first used, because importing them takes a second."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class LazyModule:
-    """A module by its name, such as `LazyModule("scipy.special")`; its names are attributes."""
+    """A module that is imported on first use, such as `LazyModule("scipy.special")`."""
 
     def __init__(self, name: str) -> None:
         self._module = name

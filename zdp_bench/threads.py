@@ -1,4 +1,4 @@
-"""Run pieces of work side by side, on as many threads as torch uses."""
+"""Run work in parallel, on as many threads as torch uses."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import torch
 
 
 def run_parallel(work: Callable[[int, int], None], count: int) -> None:
-    """Call `work(start, stop)` over 0..count, in as many parts as torch uses threads.
+    """Call `work(start, stop)` on consecutive ranges of 0 … count − 1, one per thread of torch.
 
-    `work` must let go of the interpreter's lock while it computes, as torch does.
+    Args:
+        work: must release the global interpreter lock while it computes, as torch does.
+        count: number of items.
     """
     parts = max(1, min(torch.get_num_threads(), count))
     cuts = [count * part // parts for part in range(parts + 1)]
@@ -26,5 +28,5 @@ def run_parallel(work: Callable[[int, int], None], count: int) -> None:
 
 @cache
 def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads of this process; a forked process has none of its parent's."""
+    """Return the pool of a process; the argument gives a forked process its own pool."""
     return ThreadPoolExecutor(threads, thread_name_prefix="side-by-side")

@@ -50,7 +50,7 @@ def test_an_image_is_in_two_examples_or_in_none(labels: np.ndarray, seed: int) -
     uses = np.bincount(np.concatenate((made.real, made.partner)))
     assert (uses % 2 == 0).all()
     assert sorted(made.real) == sorted(made.partner) == sorted(set(made.real))
-    assert made.most_of_one == 2
+    assert made.max_examples_per_image == 2
     # A couple's two examples share their images with no other.
     assert (np.bincount(made.couple)[made.couple] == 2).all()
     for couple in np.unique(made.couple):

@@ -189,8 +189,8 @@ REFUSED = [
     ("resnet20", (3, 32, 32), {"groups": 5}, r"model\.groups=5"),
     ("lenet5", (8, 8), {}, "images of 8×8 are too small for the network"),
     ("speech_cnn", (1, 13, 40), {}, "at least 14×14"),
-    ("complex_mlp", (8, 8), RELU, "'relu' is for real numbers.*Take one of cardioid"),
-    ("real_mlp", (8, 8), CARDIOID, "'cardioid' is for complex numbers.*Take one of mish"),
+    ("complex_mlp", (8, 8), RELU, "'relu' is for real numbers.*Use one of cardioid"),
+    ("real_mlp", (8, 8), CARDIOID, "'cardioid' is for complex numbers.*Use one of mish"),
     *(
         (name, (28, 28), CHANNELS.get(name, {}), NO_CHANNEL)
         for name in names("model")

@@ -1,16 +1,18 @@
 """CPSC 2018 twelve-lead ECGs as Fourier spectra of one lead (Ziller et al. 2021, 5.2 and A.2.2).
 
-A.2.2 says the signal is "trimmed or padded to a length of 5000" and that numpy's FFT is used
-"whereby the signal was pre-trimmed to length 512". That is `numpy.fft.fft(signal, n=512)`, which
-crops its INPUT: only the first 512 samples (one second) are ever seen. "Channel 3" is read as the
-third lead of the file, lead III.
+Appendix A.2.2 says that the signal is "trimmed or padded to a length of 5000" and that NumPy's FFT
+is used, "whereby the signal was pre-trimmed to length 512". This is `numpy.fft.fft(signal, n=512)`,
+which crops its INPUT, so only the first 512 samples (one second) have any effect. "Channel 3" is
+taken to be the third lead of the file, lead III.
 
-`cinc2020_wfdb/` holds PhysioNet's WFDB form: of each recording a header that names leads, rate and
-diagnosis, and the signal in a .mat beside it. (The challenge's own MATLAB form is not read.)
+`cinc2020_wfdb/` contains recordings in PhysioNet's WFDB format: a header that states leads, rate
+and diagnoses, and the signal in a .mat file beside it. (The challenge's own MATLAB format is not
+read.)
 
-A recording counts by its FIRST diagnosis, as the paper's 1,125 recordings do (918 and 207).
+The class of a recording is its FIRST diagnosis, which gives the paper's 1,125 recordings (918 and
+207).
 
-Nobody's recordings are linked in the release, so each is taken for a patient of its own.
+The release does not say which recordings are of the same patient, so ε is per recording.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ FOLDER = "CPSC2018"
 Norm = Literal["backward", "ortho"]
 RATE = 500  # Hz
 LEADS = 12
-LONGEST = 200 * RATE  # the longest released recording has 144 s
-Samples = Annotated[int, Interval(ge=1, le=LONGEST)]
+MAX_SAMPLES = 200 * RATE  # the longest released recording has 144 s
+Samples = Annotated[int, Interval(ge=1, le=MAX_SAMPLES)]
 # The challenge's diagnoses, with their SNOMED CT codes.
 DIAGNOSES: dict[str, tuple[str, ...]] = {
     "Normal": ("426783006",),
@@ -61,18 +63,23 @@ DIAGNOSES: dict[str, tuple[str, ...]] = {
     "STD": ("429622005",),
     "STE": ("164931005",),
 }
-# Recordings of each first diagnosis in the release (Liu et al. 2018).
+# Number of recordings in the release with each first diagnosis (Liu et al. 2018).
 RELEASED = dict(zip(DIAGNOSES, (918, 1098, 704, 207, 1695, 556, 672, 825, 202), strict=True))
-RELEASE = frozenset(f"A{number:04d}" for number in range(1, 6878))  # its recordings' names
-SINUS_RHYTHM = "426783006"  # in CPSC 2018 a normal ECG; elsewhere no more than the rhythm
+RELEASE = frozenset(f"A{number:04d}" for number in range(1, 6878))  # names of the recordings
+SINUS_RHYTHM = "426783006"  # means a normal ECG in CPSC 2018, but only the rhythm elsewhere
 _BY_CODE = {code: name for name, codes in DIAGNOSES.items() for code in (name, *codes)}
 
 
 def read_wfdb(path: Path, channels: Sequence[int]) -> tuple[list[str], np.ndarray]:
-    """Read a recording by its header: codes of diagnoses, and leads [samples, channels] in mV."""
+    """Read a recording's diagnosis codes, and leads [samples, channels] in mV.
+
+    Args:
+        path: path of the header.
+        channels: leads to read, counted from 1.
+    """
     with reading(path):
         expect(path.suffix == ".hea", "has no header beside it")
-    record = open_record(path, RATE, LONGEST)
+    record = open_record(path, RATE, MAX_SAMPLES)
     signals = path.with_suffix(".mat")
     with reading(path):
         rule = f"names {len(record.leads)} leads where {LEADS} were expected"
@@ -89,8 +96,9 @@ def read_wfdb(path: Path, channels: Sequence[int]) -> tuple[list[str], np.ndarra
 def first_diagnosis(path: Path, codes: list[str]) -> str:
     """Return the first diagnosis of a recording.
 
-    Refuse others than the challenge's nine, and sinus rhythm in a recording of another database,
-    where it does not mean a normal ECG.
+    Raises:
+        UserError: A diagnosis is none of the challenge's nine, or is sinus rhythm in a recording of
+            another database, where it does not mean a normal ECG.
     """
     with reading(path):
         for code in codes:
@@ -106,9 +114,9 @@ def first_diagnosis(path: Path, codes: list[str]) -> str:
 
 
 def find_recordings(folder: Path) -> list[Path]:
-    """List the headers of `cinc2020_wfdb`, each of which may be there once and inside of `folder`.
+    """List the headers in `cinc2020_wfdb`; reject repeated names and links out of the folder.
 
-    A signal without a header is listed too, so that it is not passed over silently.
+    Signals without a header are listed too, so that reading them raises an error.
     """
     home = folder / "cinc2020_wfdb"
     headers = sorted(home.rglob("*.hea"))
@@ -129,9 +137,19 @@ def find_recordings(folder: Path) -> list[Path]:
 @register("dataset", "cpsc2018")
 @dataclass(frozen=True, kw_only=True)
 class Cpsc2018(Dataset):
-    """CPSC 2018: spectra complex64 [fft_length]; label 1 is `positive`, 0 is `negative`.
+    """Spectra of ECGs, complex64 [fft_length]; label 1 is `positive` and 0 is `negative`.
 
-    Recordings whose first diagnosis is neither are left out.
+    Recordings with another first diagnosis are left out.
+
+    Args:
+        positive, negative: the two diagnoses, keys of `DIAGNOSES`.
+        channel: lead to use, counted from 1.
+        length: number of samples to which a signal is trimmed or padded.
+        fft_length: number of samples to which the FFT crops or pads its input.
+        fft_norm: normalisation of `numpy.fft.fft`.
+        test_share: fraction of the recordings to test on.
+        split_seed: seed that draws them.
+        bad_examples: see `read_each`.
     """
 
     names_owners: ClassVar[bool] = False
@@ -154,10 +172,15 @@ class Cpsc2018(Dataset):
         require(self.positive != self.negative, "dataset.negative", self.negative, rule)
 
     def load(self, root: Path) -> Splits:
-        """No checksums were published: 'official' if the release's recordings, all, were read."""
+        """Load the recordings; 'official' if all names of the release, and no others, were read.
+
+        The release has no checksums.
+        """
         folder = root / FOLDER
         recordings = find_recordings(folder)
-        inputs, targets, names = list[np.ndarray](), list[int](), set[str]()
+        inputs: list[np.ndarray] = []
+        targets: list[int] = []
+        names: set[str] = set()
         digest = hashlib.sha256()
         for path, (diagnosis, signal) in read_each(recordings, self.read, self.bad_examples):
             names.add(path.stem)
@@ -216,12 +239,12 @@ class Cpsc2018(Dataset):
         )
 
     def read(self, path: Path) -> tuple[str, np.ndarray]:
-        """Read the first diagnosis of a recording, and a lead [samples] in mV."""
+        """Read the first diagnosis of a recording, and its lead [samples] in mV."""
         codes, leads = read_wfdb(path, [self.channel])
         return first_diagnosis(path, codes), leads[:, 0]
 
     def transform(self, signal: np.ndarray) -> np.ndarray:
-        """Trim or pad [samples] in mV to `length`, then transform: complex64 [fft_length]."""
+        """Trim or pad a signal [samples] to `length`; return its FFT, complex64 [fft_length]."""
         padded = np.zeros(self.length)
         padded[: min(self.length, len(signal))] = signal[: self.length]
         return np.fft.fft(padded, n=self.fft_length, norm=self.fft_norm).astype(np.complex64)
@@ -231,12 +254,12 @@ class Cpsc2018(Dataset):
         folder: Path,
         targets: list[int],
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of the recordings to train and to test on, stratified and seeded."""
+        """Draw the indices of the training and the test recordings, stratified by class."""
         counts = [targets.count(0), targets.count(1)]
         if min(counts) < 2:
             raise UserError(
                 f"{folder}: holds {counts[0]} recordings of {self.negative} and {counts[1]} of "
-                f"{self.positive}; training and test part need one of each."
+                f"{self.positive}; training and test parts each need one of either."
             )
         held = math.ceil(self.test_share * len(targets))  # as scikit-learn rounds
         if 2 <= held <= len(targets) - 2:

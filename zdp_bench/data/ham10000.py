@@ -1,11 +1,11 @@
-"""HAM10000's dermatoscopic pictures, melanoma or not (Tschandl et al. 2018).
+"""HAM10000's dermatoscopic pictures, labelled melanoma or not (Tschandl et al. 2018).
 
     ham10000/HAM10000_metadata.csv
     ham10000/HAM10000_images_part_1|HAM10000_images_part_2/ISIC_0024306.jpg
 
-The release names the lesion of each picture (`lesion_id`) and no patient: a lesion owns its
-pictures, and two lesions may be one person's. Parts are ours, of whole lesions. The validation
-pictures are lesions of the training part; no ε covers them.
+The release states the lesion of each picture (`lesion_id`), but not the patient. The owner of a
+picture is therefore its lesion; two lesions may be the same person's. The release has no parts, so
+lesions are split here. Validation pictures are not covered by ε.
 """
 
 from __future__ import annotations
@@ -53,9 +53,12 @@ COLUMNS = ("lesion_id", "image_id", "dx")
 # The release's seven diagnoses; mel is melanoma.
 DIAGNOSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 IMAGE = re.compile(r"ISIC_\d{7}")
-PICTURES, LESIONS, MOST = 10_015, 7_470, 6  # of the release; the most pictures of a lesion
-MOST_METADATA = 1 << 22  # bytes
-# Mean and deviation of a pixel in [0, 1]: round numbers of ours, with nothing of the pictures.
+# Of the release
+NUM_PICTURES = 10_015
+NUM_LESIONS = 7_470
+MAX_PER_LESION = 6
+MAX_METADATA = 1 << 22  # bytes
+# Mean and standard deviation that normalise pixels in [0, 1]: public constants, not estimates.
 PIXELS = (0.5, 0.25)
 
 Target = Literal["melanoma", "diagnosis"]
@@ -65,7 +68,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Picture:
-    """One file, the lesion that it shows, and its diagnosis."""
+    """A file with the lesion that it shows and its diagnosis."""
 
     path: Path
     lesion: str
@@ -75,10 +78,15 @@ class Picture:
 @register("dataset", "ham10000")
 @dataclass(frozen=True, kw_only=True)
 class Ham10000(Dataset):
-    """Pictures as float32 [3, size, size], in bytes until they are drawn; label 1 is melanoma.
+    """Pictures, float32 [3, size, size], stored as bytes.
 
     Args:
-        target: melanoma (or not), or diagnosis: the index of one of the release's seven.
+        size: rows and columns of an example.
+        target: "melanoma", where label 1 is melanoma, or "diagnosis", the index of one of the
+            release's seven diagnoses.
+        test_share: fraction of the pictures to test on, as whole lesions.
+        validation_share: fraction of the remaining pictures to validate on, as whole lesions.
+        split_seed: seed that draws the lesions.
     """
 
     size: Pixels = 224
@@ -92,21 +100,29 @@ class Ham10000(Dataset):
         return 1 if self.target == "melanoma" else len(DIAGNOSES)
 
     def split(self, lesions: list[str]) -> dict[str, np.ndarray]:
-        """Return the rows of each part, by whole lesions."""
+        """Draw the rows of each part, as whole lesions.
+
+        Args:
+            lesions: lesion of each picture.
+        """
         rows = np.arange(len(lesions))
-        testing = hold_out_owners(lesions, self.test_share, self.split_seed)
-        rest = rows[~testing]
-        rule = f"leaves {len(rest)} pictures to train and {testing.sum()} to test"
+        is_test = hold_out_owners(lesions, self.test_share, self.split_seed)
+        rest = rows[~is_test]
+        rule = f"leaves {len(rest)} pictures to train and {is_test.sum()} to test"
         require(0 < len(rest) < len(rows), "dataset.test_share", self.test_share, rule)
         remaining = [lesions[row] for row in rest]
         held = hold_out_owners(remaining, self.validation_share, self.split_seed)
         rule = f"leaves none of {len(rest)} pictures to train on"
         require(not held.all(), "dataset.validation_share", self.validation_share, rule)
-        return {"train": rest[~held], "validation": rest[held], "test": rows[testing]}
+        return {"train": rest[~held], "validation": rest[held], "test": rows[is_test]}
 
     def load(self, root: Path) -> Splits:
-        """The release has no checksum for its folders: with other counts it is 'derived'."""
-        home, size = root / FOLDER, self.size
+        """Load the pictures; 'official' if there are as many of them and lesions as in the release.
+
+        The release has no checksums.
+        """
+        home = root / FOLDER
+        size = self.size
         pictures = list_pictures(home)
         paths = [picture.path for picture in pictures]
         digests = [sha256(path) for path in paths]
@@ -120,7 +136,7 @@ class Ham10000(Dataset):
         parts = {
             part: Part(whole, torch.from_numpy(rows)) for part, rows in self.split(lesions).items()
         }
-        is_whole = (len(pictures), len(names)) == (PICTURES, LESIONS)
+        is_whole = (len(pictures), len(names)) == (NUM_PICTURES, NUM_LESIONS)
         options = (
             size,
             self.target,
@@ -158,8 +174,10 @@ class Ham10000(Dataset):
         lesions = len({picture.lesion for picture in pictures})
         melanomas = sum(picture.diagnosis == "mel" for picture in pictures)
         notes = [f"{len(pictures):,} pictures of {lesions:,} lesions, {melanomas:,} of melanomas"]
-        if (len(pictures), lesions) != (PICTURES, LESIONS):
-            notes.append(f"a part of the release's {PICTURES:,} pictures of {LESIONS:,} lesions")
+        if (len(pictures), lesions) != (NUM_PICTURES, NUM_LESIONS):
+            notes.append(
+                f"a part of the release's {NUM_PICTURES:,} pictures of {NUM_LESIONS:,} lesions"
+            )
         stored = describe_size(pictures[0].path)
         notes.append(f"pictures stored at {stored} (the first), read at {self.size}²")
         counts = {name: len(part) for name, part in parts.items()}
@@ -169,18 +187,18 @@ class Ham10000(Dataset):
     def released(self, root: Path) -> DatasetInfo | None:
         if (root / FOLDER / METADATA).is_file():
             return None
-        test = round(self.test_share * PICTURES)
-        validation = round(self.validation_share * (PICTURES - test))
-        train = PICTURES - test - validation
+        test = round(self.test_share * NUM_PICTURES)
+        validation = round(self.validation_share * (NUM_PICTURES - test))
+        train = NUM_PICTURES - test - validation
         return DatasetInfo(
             train=train,
             test=test,
             validation=validation,
             input_shape=(3, self.size, self.size),
             outputs=self.outputs,
-            examples_per_patient=min(MOST, train),
+            examples_per_patient=min(MAX_PER_LESION, train),
             unit="lesion",
-            owners=max(1, round(LESIONS * train / PICTURES)),
+            owners=max(1, round(NUM_LESIONS * train / NUM_PICTURES)),
         )
 
 
@@ -251,7 +269,7 @@ def _is_picture(path: Path) -> bool:
 
 def read_metadata(table: Path) -> dict[str, tuple[str, str]]:
     """Return lesion and diagnosis by picture."""
-    lines = csv.DictReader(read_text(table, MOST_METADATA).splitlines(), strict=True)
+    lines = csv.DictReader(read_text(table, MAX_METADATA).splitlines(), strict=True)
     rows: dict[str, tuple[str, str]] = {}
     with reading(table):
         columns = lines.fieldnames or []

@@ -1,4 +1,4 @@
-"""PhaseMNIST: digits with a partner image as imaginary part (Ziller et al. 2021, 5.1, A.2.1)."""
+"""PhaseMNIST: digits with another digit as imaginary part (Ziller et al. 2021, 5.1, A.2.1)."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
 
 Images = tuple[torch.Tensor, np.ndarray]  # pixels float32 [n, h, w] and labels [n]
-# Training images of each digit in the official release: public numbers.
+# Number of training images of each digit in the official release, which is public.
 RELEASED = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """Which training images become examples: `real[k]` + i·`partner[k]` is example k.
+    """The training images of each example: example k is image real[k] + i · image partner[k].
 
     Attributes:
-        real, partner: indices of images [n], `real` in rising order.
-        couple: a number that the two examples of one couple of images share [n], and no other
-            example.
-        left_out: how many images are in no example.
+        real, partner: indices of images [n]; `real` is sorted.
+        couple: number of each example's couple of images [n]. The two examples of a couple share
+            it.
+        left_out: number of images that are in no example.
     """
 
     real: np.ndarray
@@ -41,26 +41,28 @@ class Pairing:
     left_out: int
 
     @property
-    def most_of_one(self) -> int:
-        """The most examples that any one image is in, as real part or as partner."""
+    def max_examples_per_image(self) -> int:
+        """The maximum number of examples that an image is in, as real part or as partner."""
         return int(np.bincount(np.concatenate((self.real, self.partner))).max())
 
 
 def couple_images(labels: np.ndarray, seed: int) -> Pairing:
-    """Pair training images of label L with images of label 9 − L, each image once.
+    """Pair each training image of label L with one image of label 9 − L.
 
-    Images a and b of a couple make two examples, a + i·b of label L and b + i·a of label 9 − L. So
-    an image is in exactly two examples, the fewest there can be if every image is some example's
-    real part. A couple shares them with no other image, so a federation can keep it at one node.
-    Images beyond the rarer label's count are left out; the seed chooses them.
+    A couple of images a and b gives two examples: a + i·b with label L, and b + i·a with label
+    9 − L. Each image is therefore in exactly two examples, the fewest possible if every image is
+    the real part of one. No other image is in these two, so a federation can keep a couple at one
+    node. If a label has more images than its partner label, the seed chooses which are left out.
 
-    Labels alone decide who is paired with whom, so labels and pairs count as PUBLIC: the ε of an
-    image compares training sets with and without its two examples, all other pairs being the same.
-    (To pair the images that are left anew would change hundreds of examples.) The paper draws each
-    partner with replacement, for 60,000 examples: there an image may be in any number of them.
+    Pairs are determined by the labels, so labels and pairs are assumed to be PUBLIC: the ε of an
+    image compares training sets with and without its two examples, and all other pairs stay the
+    same. (Pairing the remaining images again would change hundreds of examples.) The paper draws
+    each partner with replacement, for 60,000 examples, so that an image may be in any number of
+    them.
 
     Args:
-        labels: [n]
+        labels: label of each image, [n].
+        seed: seed of the pairs.
     """
     rng = np.random.default_rng([seed, 0])
     partner = np.full(len(labels), -1)
@@ -87,10 +89,11 @@ def couple_images(labels: np.ndarray, seed: int) -> Pairing:
 def draw_partners(labels: np.ndarray, seed: int) -> np.ndarray:
     """Draw a partner of label 9 − L for each TEST image of label L, with replacement.
 
-    This is the paper's rule. Nothing protects test images, so one may be many others' partner.
+    This is the paper's rule. Test images are not protected, so one may be in many examples.
 
     Args:
-        labels: [n]
+        labels: label of each image, [n].
+        seed: seed of the draw.
 
     Returns:
         Indices of the partners [n].
@@ -115,9 +118,9 @@ def pair(
     test: Images,
     seed: int,
 ) -> tuple[Examples, Examples, Pairing]:
-    """Make examples real + i·partner, labelled by the real part: complex64 [n, h, w].
+    """Return training and test examples, complex64 [n, h, w], with the label of the real part.
 
-    No test image is in a training example.
+    Parts are paired separately, so no test image is in a training example.
     """
     pixels, labels = train
     pairing = couple_images(labels, seed)
@@ -142,7 +145,14 @@ def make_splits(
     source: str,
     files: str,
 ) -> Splits:
-    """Pair the images of both parts: see `couple_images` and `draw_partners`."""
+    """Pair the images of both parts; see `couple_images` and `draw_partners`.
+
+    Args:
+        train, test: the images of each part.
+        seed: seed of the pairs.
+        source: where the images come from, for the notes.
+        files: digest of the images.
+    """
     training, testing, pairing = pair(train, test, seed)
     total = len(pairing.real) + pairing.left_out
     return Splits(
@@ -153,8 +163,8 @@ def make_splits(
         provenance="derived",
         digest=digest(f"phase pairing v2:{seed}:{files}"),
         notes=f"{source}, paired by label with seed {seed} (labels and pairs are public; the paper "
-        f"draws partners with replacement): a training image is in {pairing.most_of_one} "
-        f"examples, {pairing.left_out:,} of {total:,} are in none",
+        f"draws partners with replacement): a training image is in "
+        f"{pairing.max_examples_per_image} examples, {pairing.left_out:,} of {total:,} are in none",
         unit="image",
     )
 
@@ -162,9 +172,12 @@ def make_splits(
 @register("dataset", "phasemnist")
 @dataclass(frozen=True, kw_only=True)
 class PhaseMnist(Mnist):
-    """PhaseMNIST from MNIST's idx files: 58,142 / 10,000 complex64 [28, 28].
+    """PhaseMNIST from MNIST's idx files, complex64 [28, 28]: 58,142 to train, 10,000 to test.
 
-    The authors' own pairing was never published, so `pairing_seed` draws a new one: 'derived'.
+    The authors did not publish their pairs, so new ones are drawn and the data are 'derived'.
+
+    Args:
+        pairing_seed: seed of the pairs.
     """
 
     names_owners: ClassVar[bool] = True
@@ -178,7 +191,7 @@ class PhaseMnist(Mnist):
         return make_splits(train, test, self.pairing_seed, source, files)
 
     def released(self, root: Path) -> DatasetInfo | None:
-        """As many of each label as the release has, paired."""
+        """Describe the pairs of the release's images."""
         mnist = super().released(root)
         if mnist is None:
             return None
@@ -188,7 +201,7 @@ class PhaseMnist(Mnist):
             mnist,
             train=len(pairing.real),
             dtype=torch.complex64,
-            examples_per_patient=pairing.most_of_one,
+            examples_per_patient=pairing.max_examples_per_image,
             owners=len(np.unique(pairing.couple)),
         )
 
@@ -196,9 +209,13 @@ class PhaseMnist(Mnist):
 @register("dataset", "phase_digits")
 @dataclass(frozen=True, kw_only=True)
 class PhaseDigits(Dataset):
-    """scikit-learn's 1,797 handwritten digits, paired as PhaseMNIST is: complex64 [8, 8].
+    """scikit-learn's 1,797 handwritten digits, paired like PhaseMNIST, complex64 [8, 8].
 
     They need no download.
+
+    Args:
+        pairing_seed: seed of the parts and of the pairs.
+        test_share: fraction of the digits to test on.
     """
 
     pairing_seed: int = 9
@@ -220,19 +237,20 @@ class PhaseDigits(Dataset):
         )
 
     def split(self, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the digits to train and to test on, in equal shares of every label."""
-        share, count = self.test_share, len(labels)
-        fits = CLASSES <= math.ceil(share * count) <= count - CLASSES
-        rule = f"must leave {CLASSES} or more digits on both sides"
-        require(fits, "dataset.test_share", share, rule)
-        return stratified_split(labels, share, self.pairing_seed)
+        """Draw the indices of the training and the test digits, stratified by label."""
+        count = len(labels)
+        num_test = math.ceil(self.test_share * count)
+        fits = CLASSES <= num_test <= count - CLASSES
+        rule = f"must leave {CLASSES} or more digits in both parts"
+        require(fits, "dataset.test_share", self.test_share, rule)
+        return stratified_split(labels, self.test_share, self.pairing_seed)
 
 
 def _read_digits() -> np.ndarray:
     """Return scikit-learn's digits [1797, 65]: the pixels, 0 to 16, and the label.
 
-    Their file is read as `sklearn.datasets.load_digits` reads it, without importing scikit-learn,
-    which takes a second.
+    The file is read as by `sklearn.datasets.load_digits`, but without importing scikit-learn, which
+    takes a second.
     """
     package = find_spec("sklearn")
     assert package is not None

@@ -1,12 +1,12 @@
-"""Deaths in intensive care, of the PhysioNet/CinC Challenge 2012 (Silva et al. 2012).
+"""Deaths in intensive care, from the PhysioNet/CinC Challenge 2012 (Silva et al. 2012).
 
-    physionet2012/set-a/132539.txt, ...     48 hours of a patient, set-a to train on, set-b to test
+    physionet2012/set-a/132539.txt, ...     48 hours of one patient; set-a trains, set-b tests
     physionet2012/Outcomes-a.txt, ...       who died in hospital
 
-A patient has one record, of up to 37 variables at any time. Features of a variable are mean,
-minimum, maximum, last value, mean after 24 hours, deviation, and whether it was measured. A value
-is standardised by a range that is written down here (`RANGES`), with its source, and what is
-missing becomes the middle of the range: features of a patient follow from that patient alone.
+Each patient has one record, with up to 37 variables at irregular times. The features of a variable
+are its mean, minimum, maximum, last value, mean after 24 hours and standard deviation, and whether
+it was measured. Values are standardised with public ranges (`RANGES`), and missing values become
+the middle of the range. The features of a patient therefore depend on that patient only.
 """
 
 from __future__ import annotations
@@ -33,28 +33,29 @@ from zdp_bench.registry import register
 
 FOLDER = Path("physionet2012")
 SETS = ("a", "b")
-PATIENTS = 4000  # of either set of the release
-DEATHS = {"a": 554, "b": 568}  # in hospital, of the release
+PATIENTS = 4000  # in each set of the release
+DEATHS = {"a": 554, "b": 568}  # in hospital, in each set of the release
 HEADER = "Time,Parameter,Value"
 OUTCOMES = ["RecordID", "SAPS-I", "SOFA", "Length_of_stay", "Survival", "In-hospital_death"]
 TIME = re.compile(r"(\d\d):([0-5]\d)")
-HOURS = 48  # of a record
+HOURS = 48  # that a record covers
 DAY = 24 * 60  # minutes
-LIMIT = 2.0  # of a standardised value
-MOST_NUMBER = 1e6  # of any variable
+LIMIT = 2.0  # absolute value of a standardised value
+MAX_VALUE = 1e6  # of any variable
 DESCRIPTORS = ("RecordID", "Age", "Gender", "Height", "ICUType")
 UNITS = (1, 2, 3, 4)  # ICUType: coronary, cardiac surgery, medical, surgical
-CODES = {"Gender": (0, 1), "ICUType": UNITS}  # or negative, for what is not known
+CODES = {"Gender": (0, 1), "ICUType": UNITS}  # a negative code means unknown
 STATISTICS = ("mean", "minimum", "maximum", "last", "mean after 24 h", "deviation", "measured")
 FEATURES_VERSION = 1
 
 
 @dataclass(frozen=True)
 class Range:
-    """What is usual in intensive care: its middle becomes 0, its ends −½ and ½.
+    """The usual range of a variable in intensive care, which becomes [−½, ½].
 
     Attributes:
-        is_log: of a variable whose ratios count, such as an enzyme.
+        low, high: ends of the range.
+        is_log: use the logarithm, for variables whose ratios matter, such as enzymes.
     """
 
     low: float
@@ -62,7 +63,7 @@ class Range:
     is_log: bool = False
 
     def standardise(self, values: np.ndarray) -> np.ndarray:
-        """Return values in widths of the range, from its middle, at most `LIMIT`."""
+        """Return (values − middle) / width of the range, clipped to ±`LIMIT`."""
         low, high = self.low, self.high
         if self.is_log:
             values = np.log(np.maximum(values, low / 1000))
@@ -71,12 +72,12 @@ class Range:
         return np.clip((values - middle) / (high - low), -LIMIT, LIMIT)
 
 
-# Ends are those of an adult's reference range, rounded (American Board of Internal Medicine 2024,
-# Harrison's Principles, MSD Manual), unless a comment names another. Points are
-# of SOFA (Vincent et al. 1996, in Singer et al. 2016), SAPS II (Le Gall et al. 1993), APACHE II
-# (Knaus et al. 1985) and APACHE III (Knaus et al. 1991, as in MIMIC's code). SSC is the Surviving
-# Sepsis Campaign (Dellinger et al. 2013). None follows from the records. Points, SSC, TRICC and the
-# ARDS Network's target were looked up; reference ranges and the other limits were written from
+# The ends are those of adult reference ranges, rounded (American Board of Internal Medicine 2024,
+# Harrison's Principles, MSD Manual), unless a comment names another source. Points are those of
+# SOFA (Vincent et al. 1996, in Singer et al. 2016), SAPS II (Le Gall et al. 1993), APACHE II (Knaus
+# et al. 1985) and APACHE III (Knaus et al. 1991, as in MIMIC's code). SSC is the Surviving Sepsis
+# Campaign (Dellinger et al. 2013). No range was computed from the records. Points, SSC, TRICC and
+# the ARDS Network's target were looked up. Reference ranges and the other limits were written from
 # memory, and no clinician has reviewed them.
 RANGES = {
     "Albumin": Range(2.5, 4.4),  # g/dL; APACHE III: no points
@@ -135,10 +136,12 @@ class Patient:
 @register("dataset", "physionet2012")
 @dataclass(frozen=True, kw_only=True)
 class Physionet2012(Dataset):
-    """Patients as float32 [features]; label 1 is death in hospital.
+    """Features of patients, float32 [FEATURES]; label 1 is death in hospital.
 
     Args:
-        norm: every patient's features are scaled to this norm; null leaves them.
+        validation_share: fraction of set-a's patients to validate on.
+        split_seed: seed that draws them.
+        norm: L2 norm to which the features of every patient are scaled. None: no scaling.
     """
 
     validation_share: PublicFraction = 0.0
@@ -146,7 +149,10 @@ class Physionet2012(Dataset):
     norm: Annotated[float, Interval(ge=1e-12, le=1e12)] | None = 5.0
 
     def load(self, root: Path) -> Splits:
-        """The release has no checksum for a folder: with other counts it is 'derived'."""
+        """Load the records; 'official' if numbers of patients and deaths are the release's.
+
+        The release has no checksums.
+        """
         home = root / FOLDER
         sets = {name: list_patients(home, name) for name in SETS}
         patients = [*sets["a"], *sets["b"]]
@@ -185,10 +191,11 @@ class Physionet2012(Dataset):
         paths: list[Path],
         name: str,
     ) -> torch.Tensor:
-        """Read the features of records, float32 [n, FEATURES], through the cache.
+        """Load the features of records, float32 [n, FEATURES], from the cache.
 
         Args:
-            name: tells them from others in the cache.
+            paths: paths of the records.
+            name: identifies records, ranges and version, for the cache.
         """
         shape = (len(paths), FEATURES)
         blocks = (make_features(path)[None] for path in paths)
@@ -198,7 +205,7 @@ class Physionet2012(Dataset):
         return rows * (self.norm / rows.norm(dim=1, keepdim=True).clamp(min=1e-6))
 
     def hold_out(self, numbers: list[str]) -> np.ndarray:
-        """Return True for the patients of set-a that validate."""
+        """Draw the patients of set-a to validate on: return True for each of them."""
         held = hold_out_owners(numbers, self.validation_share, self.split_seed)
         rule = f"leaves none of {len(numbers)} patients to train on"
         require(not held.all(), "dataset.validation_share", self.validation_share, rule)
@@ -219,17 +226,17 @@ class Physionet2012(Dataset):
 
 
 def take(whole: Examples, rows: np.ndarray) -> Examples:
-    """Return some of the examples."""
+    """Return the examples at some rows."""
     assert whole.groups is not None
     chosen = torch.from_numpy(rows)
     return Examples(whole.inputs[chosen], whole.targets[chosen], whole.groups[chosen])
 
 
 def list_patients(home: Path, name: str) -> list[Patient]:
-    """List the patients of a set by number; their records are not opened.
+    """List the patients of a set, sorted by number, without opening their records.
 
     Raises:
-        UserError: the folder or its outcomes are missing, or they are not of the same patients.
+        UserError: The folder or the outcomes are missing, or belong to different patients.
     """
     folder, table = home / f"set-{name}", home / f"Outcomes-{name}.txt"
     for place in (folder, table):
@@ -246,14 +253,14 @@ def list_patients(home: Path, name: str) -> list[Patient]:
     for number in died:
         if number not in numbers:
             raise UserError(
-                f"{folder / number}.txt: is missing, and {table.name} has its outcome; unpack the "
+                f"{folder / number}.txt: is missing, but {table.name} has its outcome; unpack the "
                 "whole set."
             )
     return [Patient(path.relative_to(home), path.stem, died[path.stem]) for path in paths]
 
 
 def read_outcomes(table: Path) -> dict[str, bool]:
-    """Return who died in hospital, by number."""
+    """Read who died in hospital: number of the patient -> died."""
     lines = csv.reader(read_text(table).splitlines(), strict=True)
     died: dict[str, bool] = {}
     with reading(table):
@@ -357,5 +364,5 @@ def parse_lines(lines: Sequence[str]) -> Iterator[tuple[int, str, float]]:
             measured = float(value)
         except ValueError:
             measured = math.nan
-        expect(abs(measured) <= MOST_NUMBER, f"has the value '{value}' {where}, not a number")
+        expect(abs(measured) <= MAX_VALUE, f"has the value '{value}' {where}, not a number")
         yield minute, name, measured

@@ -1,21 +1,16 @@
-"""SpeechCommands as complex spectrograms (Ziller et al. 2021, 5.3 and A.2.3), from its wav folders.
+"""SpeechCommands as complex spectrograms (Ziller et al. 2021, 5.3 and A.2.3), from .wav files.
 
-A.2.3 uses TensorFlow's short-time Fourier transform with frames of 255 samples every 128.
-`tf.signal.stft` then takes the next power of two, 256, as FFT length, a periodic Hann window of the
-frame's length, no centring and no padding at the end: 1 + (16000 − 255) // 128 = 124 frames of 129
-bins.
+Appendix A.2.3 uses TensorFlow's short-time Fourier transform with frames of 255 samples, every 128
+samples. `tf.signal.stft` then uses an FFT length of 256 (the next power of two), a periodic Hann
+window of the frame's length, no centring and no padding at the end. This gives
+1 + (16000 − 255) // 128 = 124 frames of 129 bins.
 
-The paper names ten words, counts 8,000 clips where ten times 2,000 would be 20,000, and gives its
-network 8 outputs. Here the words and the clips per word are keys, and the network has one output a
-word.
+The paper's numbers disagree: it names ten words, states 2,000 clips per word but 8,000 in all, and
+gives its network 8 outputs. Here the words and the number of clips per word are options, and the
+network has one output per word.
 
-Seven keys make a smaller or an easier task of it, for variants of ours; each works on one clip
-alone, so it costs no privacy: `frame_step`, `bins` (the lowest are kept), `scale` (log: |z| becomes
-log(1 + 100·|z|)/log 101; log_modulus: that without the phase), `align` (a clip is rotated in time
-until its energy is centred), `grid` (means over so many frames × bins), `cepstrum` (each frame of
-the clip, less the clip's mean, becomes its cosine transform over the bins, the l-th coefficient
-times 1 + l: what is alike in neighbouring bins no longer outweighs the rest) and `standardise`
-(clip: each clip's mean becomes 0 and its mean square 1).
+Seven options make the task smaller or easier, for variants of ours. Each is a function of a single
+clip, so none costs privacy: see `SpeechCommands`.
 """
 
 from __future__ import annotations
@@ -55,7 +50,7 @@ CLIP = 16_000  # samples
 FRAME, STEP, FFT = 255, 128, 256
 BINS = FFT // 2 + 1
 LOG_GAIN = 100.0
-LARGEST = 10 * CLIP  # samples; a file that announces more is no clip of this set
+MAX_SAMPLES = 10 * CLIP  # of a file
 FOLDER = Path("SpeechCommands") / "speech_commands_v0.02"
 RELEASED = 105_829  # clips
 
@@ -67,7 +62,25 @@ Standardise = Literal["clip"]
 @register("dataset", "speech_commands")
 @dataclass(frozen=True, kw_only=True)
 class SpeechCommands(Dataset):
-    """Spectrograms complex64 [1, frames, bins] of clips, and the word's index."""
+    """Spectrograms of clips, complex64 [1, frames, bins]; the label is the index of the word.
+
+    Args:
+        words: the words, at least two.
+        clips_per_word: maximum number of clips per word, drawn at random. Default: all.
+        test_share: fraction of the clips to test on.
+        split: "speaker" splits by whole speakers, "random" by clip.
+        split_seed: seed of both draws.
+        frame_step: number of samples from one frame to the next.
+        bins: number of frequency bins to keep, the lowest ones.
+        scale: "log" replaces |z| by log(1 + 100·|z|) / log 101; "log_modulus" also removes the
+            phase.
+        align: rotate a clip in time so that the centre of its energy is in the middle.
+        grid: average over a grid of [frames, bins].
+        cepstrum: subtract the clip's mean, replace each frame by its cosine transform over the
+            bins, and multiply the l-th coefficient by 1 + l, so that what neighbouring bins share
+            does not dominate.
+        standardise: "clip" gives each clip mean 0 and mean square 1.
+    """
 
     words: Annotated[list[str], Len(2)]
     clips_per_word: MaxCount = None
@@ -94,11 +107,15 @@ class SpeechCommands(Dataset):
 
     @property
     def shape(self) -> list[int]:
-        """[frames, bins] of a spectrogram as the network gets it."""
+        """The shape [frames, bins] of an example."""
         return self.grid or [count_frames(self.frame_step), self.bins]
 
     def hold_out(self, speakers: list[str]) -> np.ndarray:
-        """Return True for the test clips, given each clip's speaker."""
+        """Draw the test clips: return True for each of them.
+
+        Args:
+            speakers: speaker of each clip.
+        """
         count = len(speakers)
         if self.split == "speaker":
             testing = hold_out_owners(speakers, self.test_share, self.split_seed)
@@ -113,7 +130,10 @@ class SpeechCommands(Dataset):
         return testing
 
     def load(self, root: Path) -> Splits:
-        """The release has no checksum for a folder: with another count it is 'derived'."""
+        """Load the clips; 'official' if the folder has as many clips as the release.
+
+        The release has no checksums of its files.
+        """
         clips = self.choose(root / FOLDER)
         paths = [path for path, _ in clips]
         labels = torch.tensor([label for _, label in clips])
@@ -141,7 +161,7 @@ class SpeechCommands(Dataset):
         )
 
     def _settings(self) -> tuple[Any, ...]:
-        """Return what becomes part of the data's digest, beside the files."""
+        """Return the options that enter the data's digest."""
         settings: list[Any] = [
             self.words,
             self.clips_per_word,
@@ -154,7 +174,7 @@ class SpeechCommands(Dataset):
             self.align,
             self.grid,
         ]
-        # What is not set is left out, so that older records keep their data's digest.
+        # Newer options are left out if they are not set, so that the digests of older records hold.
         if self.standardise:
             settings.append(self.standardise)
         if self.cepstrum:
@@ -162,7 +182,7 @@ class SpeechCommands(Dataset):
         return tuple(settings)
 
     def prepare(self, z: Tensor) -> Tensor:
-        """Make an easier task of spectrograms [n, frames, bins], as the options say."""
+        """Apply the options that make the task easier to spectrograms [n, frames, bins]."""
         z = rescale(z, self.scale)
         if self.align:
             z = centre(z)
@@ -179,7 +199,12 @@ class SpeechCommands(Dataset):
         paths: list[Path],
         files: str,
     ) -> Tensor:
-        """Return complex64 [n, frames, bins] of all clips, cached by the files' digest."""
+        """Load the spectrograms of clips, complex64 [n, frames, bins], from the cache.
+
+        Args:
+            paths: paths of the clips.
+            files: digest of the clips, for the cache.
+        """
         step, bins = self.frame_step, self.bins
 
         def blocks() -> Iterator[np.ndarray]:
@@ -193,7 +218,7 @@ class SpeechCommands(Dataset):
         return torch.from_numpy(load_or_make("spectrograms", name, shape, np.complex64, blocks()))
 
     def released(self, root: Path) -> DatasetInfo | None:
-        """About 3,500 clips of a word and 20 of a speaker."""
+        """Estimate the counts from about 3,500 clips per word and 20 per speaker."""
         if holds_any(root / FOLDER):
             return None
         count = min(self.clips_per_word or 3500, 3500) * len(self.words)
@@ -210,41 +235,41 @@ class SpeechCommands(Dataset):
         )
 
     def choose(self, folder: Path) -> list[Clip]:
-        """Choose (file, label) of every clip that is used, in the order of words and names."""
+        """Return the (path, label) of every clip that is used, sorted by word and name."""
         if not folder.is_dir():
             raise absent(folder, "speech_commands")
-        here = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        all_words = sorted(path.name for path in folder.iterdir() if path.is_dir())
         chosen = []
         for label, word in enumerate(self.words):
-            if word not in here:
+            if word not in all_words:
                 raise UserError(
-                    f"{folder}: has no folder for the word '{word}'.{suggestion(word, here)} "
-                    f"There are: {', '.join(here)}."
+                    f"{folder}: has no folder for the word '{word}'.{suggestion(word, all_words)} "
+                    f"There are: {', '.join(all_words)}."
                 )
             clips = find_clips(folder, word)
-            most = self.clips_per_word or len(clips)
-            if len(clips) > most:
+            max_clips = self.clips_per_word or len(clips)
+            if len(clips) > max_clips:
                 random = np.random.default_rng([self.split_seed, label])
-                drawn = random.choice(len(clips), most, replace=False)
+                drawn = random.choice(len(clips), max_clips, replace=False)
                 clips = [clips[index] for index in sorted(drawn)]
             chosen += [(path, label) for path in clips]
         return chosen
 
 
-def _is_at_most(side: int, most: int) -> bool:
-    return 0 < side <= most
+def _is_at_most(side: int, max_side: int) -> bool:
+    return 0 < side <= max_side
 
 
 def count_frames(step: int) -> int:
-    """How many frames a clip has: 124 every 128 samples."""
+    """Return the number of frames of a clip, such as 124 for a step of 128 samples."""
     return 1 + (CLIP - FRAME) // step
 
 
 def stft(waves: Tensor, step: int = STEP) -> Tensor:
-    """tf.signal.stft(waves, 255, step): float [B, 16000] -> complex64 [B, frames, 129].
+    """Compute `tf.signal.stft(waves, 255, step)`: float [B, 16000] -> complex64 [B, frames, 129].
 
-    torch's `stft` frames by the FFT length, one sample more, whose weight is 0: a zero behind the
-    clip is not seen.
+    The frames of `torch.stft` have the FFT length, one sample more. The window's weight of that
+    sample is 0, so padding the clip with a zero has no effect on the result.
     """
     waves = F.pad(waves, (0, FFT - FRAME))
     window = F.pad(torch.hann_window(FRAME, periodic=True), (0, FFT - FRAME))
@@ -261,20 +286,20 @@ def stft(waves: Tensor, step: int = STEP) -> Tensor:
 
 
 def speaker_of(clip: Path) -> str:
-    """'0a7c2a8d_nohash_0.wav' -> '0a7c2a8d', by the release's README."""
+    """Return the speaker in a file's name: '0a7c2a8d' for '0a7c2a8d_nohash_0.wav'."""
     return clip.name.split("_nohash_")[0].split("_")[-1]
 
 
 def read_clip(path: Path) -> np.ndarray:
-    """Read one clip as float32 [16000] in [-1, 1), padded with zeros at the end or cut."""
-    samples = read_sound(path, RATE, 1, LARGEST)[:CLIP, 0]
+    """Read a clip as float32 [16000] in [-1, 1), cut or zero-padded at the end."""
+    samples = read_sound(path, RATE, 1, MAX_SAMPLES)[:CLIP, 0]
     clip = np.zeros(CLIP, dtype=np.float32)
     clip[: len(samples)] = samples
     return clip
 
 
 def find_clips(folder: Path, word: str) -> list[Path]:
-    """List the clips of one word, by name."""
+    """List the clips of a word, sorted by name."""
     paths = list_files(
         folder / word,
         folder,
@@ -289,7 +314,7 @@ def find_clips(folder: Path, word: str) -> list[Path]:
 
 
 def rescale(z: Tensor, scale: Scale) -> Tensor:
-    """Give z [n, frames, bins] the modulus log(1 + 100·|z|)/log 101, with its own phase or none."""
+    """Replace the modulus of z [n, frames, bins] by log(1 + 100·|z|) / log 101; see `scale`."""
     if scale == "linear":
         return z
     modulus = torch.log1p(LOG_GAIN * z.abs()) / math.log1p(LOG_GAIN)
@@ -298,28 +323,28 @@ def rescale(z: Tensor, scale: Scale) -> Tensor:
 
 
 def centre(z: Tensor) -> Tensor:
-    """Rotate each clip of z [n, frames, bins] until its loudest part is in the middle.
+    """Rotate each clip of z [n, frames, bins] in time so that its energy is centred.
 
-    The loudest part is the centre of squared mean moduli.
+    The energy of a frame is the square of its mean modulus.
     """
     count = z.shape[1]
     weight = z.abs().mean(dim=2).square()  # [n, frames]
     total = weight.sum(dim=1).clamp(min=1e-30)
-    loudest = (weight * torch.arange(count)).sum(dim=1) / total
-    shift = (count // 2 - loudest).round().long().unsqueeze(1)
+    centre_of_energy = (weight * torch.arange(count)).sum(dim=1) / total
+    shift = (count // 2 - centre_of_energy).round().long().unsqueeze(1)
     frame = (torch.arange(count) - shift) % count  # [n, frames]
     return z.gather(1, frame.unsqueeze(2).expand_as(z))
 
 
 def average_over(z: Tensor, grid: list[int]) -> Tensor:
-    """Average z [n, frames, bins] over a grid: [n, *grid]."""
+    """Average z [n, frames, bins] over the cells of a grid: [n, *grid]."""
     parts = torch.view_as_real(z).movedim(-1, 1)  # [n, 2, frames, bins]
     means = F.adaptive_avg_pool2d(parts, (grid[0], grid[1]))
     return torch.view_as_complex(means.movedim(1, -1).contiguous())
 
 
 def lifter(z: Tensor) -> Tensor:
-    """Return (1 + l)·DCT(z − mean)ₗ over the bins of each frame of z [n, frames, bins]."""
+    """Return (1 + l)·DCT(z − mean)ₗ of each frame over the bins of z [n, frames, bins]."""
     centred = z - z.mean(dim=(1, 2), keepdim=True)
     parts = torch.view_as_real(centred).numpy()  # [n, frames, bins, 2]
     coefficients = torch.from_numpy(fft.dct(parts, axis=2, norm="ortho"))
@@ -328,7 +353,7 @@ def lifter(z: Tensor) -> Tensor:
 
 
 def standardise(z: Tensor) -> Tensor:
-    """Give each clip of z [n, frames, bins] mean 0 and mean square 1; a constant one becomes 0."""
+    """Give each clip of z [n, frames, bins] mean 0 and mean square 1; constant clips become 0."""
     centred = z - z.mean(dim=(1, 2), keepdim=True)
     power = centred.abs().square().mean(dim=(1, 2), keepdim=True)
     return centred * power.clamp(min=1e-12).rsqrt()

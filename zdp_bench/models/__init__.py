@@ -1,4 +1,4 @@
-"""The networks by name for `model=NAME`, a family a file; and checks of the shapes they take."""
+"""The networks for `model=NAME`, one family per module, and checks of their input shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Width = Annotated[int, Ge(1)]
 
 
 def image_shape(model: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return (channels, height, width) of examples that must have all three."""
+    """Return an example's (channels, height, width); reject examples of another shape."""
     if len(input_shape) != 3:
         raise UserError(
             f"model={model}: needs examples of shape [channels, height, width], but these are "

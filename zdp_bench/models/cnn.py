@@ -1,6 +1,6 @@
-"""Small CNNs, complex or real: of several convolutions, or of one.
+"""Small CNNs, complex or real, with several convolutions or one.
 
-The network of one convolution and one linear layer is that of Ziller et al. 2021, Table 7
+The network with one convolution and one linear layer is that of Ziller et al. 2021, Table 7
 (3 → 32, 3×3; 28800 → 1).
 """
 
@@ -21,7 +21,7 @@ from zdp_bench.registry import register
 
 
 class CNN(nn.Module):
-    """3×3 convolutions with padding, each followed by pooling to half the map.
+    """3×3 convolutions with padding, each followed by an activation and 2×2 average pooling.
 
     Shapes: [B, C, H, W] -> [B, outputs]; complex weights return |z|.
     """
@@ -49,9 +49,9 @@ class CNN(nn.Module):
                 pool(2),
             ]
         self.stages = nn.Sequential(*stages)
-        places = (height >> len(widths)) * (width >> len(widths))
+        num_positions = (height >> len(widths)) * (width >> len(widths))
         linear = MapLinear if dtype.is_complex else nn.Linear  # Opacus supports the real one
-        self.head = linear(widths[-1] * places, outputs, dtype=dtype)
+        self.head = linear(widths[-1] * num_positions, outputs, dtype=dtype)
         self.dtype = dtype
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def complex_cnn(
     channels: list[Width],
     activation: str = "crelu",
 ) -> CNN:
-    """A small complex CNN."""
+    """A small complex CNN; `channels` lists the width of each convolution."""
     return CNN(input_shape, outputs, channels, activation, torch.complex64)
 
 
@@ -79,12 +79,12 @@ def real_cnn(
     channels: list[Width],
     activation: str = "relu",
 ) -> CNN:
-    """The same CNN with real weights."""
+    """The CNN of `complex_cnn` with real weights."""
     return CNN(input_shape, outputs, channels, activation, torch.float32)
 
 
 class ConvLinear(nn.Module):
-    """conv (3×3, no padding) → flatten → linear.
+    """A 3×3 convolution without padding, followed by a linear layer.
 
     Shapes: [B, C, H, W] -> [B, outputs]; complex weights return |z|.
     """
@@ -128,5 +128,5 @@ def real_conv_linear(
     *,
     channels: Width = 32,
 ) -> ConvLinear:
-    """The same network with real weights."""
+    """The network of `complex_conv_linear` with real weights."""
     return ConvLinear(input_shape, outputs, channels, torch.float32)

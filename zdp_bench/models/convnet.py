@@ -1,8 +1,8 @@
-"""Plain convolutional networks: stages of convolutions and a pooling, then fully connected layers.
+"""Plain convolutional networks: stages of convolutions and pooling, then fully connected layers.
 
-The networks of GReDP, Tables II, IV and V. The paper prints LeNet-5's widths; the others are ours.
-`linear: circulant` makes the fully connected layers block-circulant, as in Spectral-DP and GReDP:
-in blocks of 8, the last layer in blocks of as many rows as there are classes.
+These are the networks of GReDP, Tables II, IV and V. The paper states the widths of LeNet-5; the
+other widths are ours. `linear: circulant` makes the fully connected layers block-circulant, as in
+Spectral-DP and GReDP, with 8×8 blocks; the last layer's blocks have one row per class.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ class ConvNet(nn.Module):
     Shapes: [B, C, H, W], or [B, H, W] with one channel, -> [B, outputs].
 
     Args:
-        stages: widths of each stage's convolutions; a 2×2 max-pooling ends a stage.
-        kernel, padding: of every convolution.
-        hidden: widths of the fully connected layers before the last.
+        stages: widths of the convolutions in each stage, which ends in a 2×2 max-pooling.
+        kernel, padding: kernel size and padding of every convolution.
+        hidden: widths of the fully connected layers, except the last.
+        linear: kind of the fully connected layers.
+        activation: registered name of the activation.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ def _size(
     kernel: int,
     padding: int,
 ) -> tuple[int, int]:
-    """Return height and width of the last map."""
+    """Return the (height, width) of the last map."""
     rule = "this network needs images, [channels, height, width]"
     require(len(input_shape) in (2, 3), "model", str(input_shape), rule)
     height, width = input_shape[-2:]
@@ -111,9 +113,11 @@ def lenet5(
     activation: str = "relu",
     kernels: list[int] | None = None,
 ) -> ConvNet:
-    """LeNet-5: 5×5 convolutions of `kernels`, then 120-84.
+    """LeNet-5: 5×5 convolutions, then fully connected layers of 120 and 84 units.
 
-    None: 6 and 16 kernels, as in LeCun et al. 1998; Table II of GReDP prints 6 and 6.
+    Args:
+        kernels: widths of the convolutions. Default: 6 and 16, as in LeCun et al. 1998; Table II of
+            GReDP prints 6 and 6.
     """
     widths = [[width] for width in kernels or (6, 16)]
     return ConvNet(input_shape, outputs, widths, 5, 0, [120, 84], linear, activation)
@@ -127,7 +131,7 @@ def model3(
     linear: Linear = "dense",
     activation: str = "relu",
 ) -> ConvNet:
-    """Model-3 of Spectral-DP (Table IV): three stages of two 3×3 convolutions, then 120.
+    """Model-3 of Spectral-DP (Table IV): three stages of two 3×3 convolutions, then 120 units.
 
     The widths 32, 64, 128 are ours.
     """
@@ -144,7 +148,7 @@ def alexnet(
     linear: Linear = "dense",
     activation: str = "relu",
 ) -> ConvNet:
-    """AlexNet for 32×32 images (Table V): five 3×3 convolutions, each pooled, then 120-84.
+    """AlexNet for 32×32 images (Table V): five pooled 3×3 convolutions, then 120 and 84 units.
 
     The widths are ours.
     """

@@ -1,9 +1,11 @@
 """The CNN of Lee & Kifer 2020, section 5.1, complex or real.
 
-It is (conv 5×5, max-pool 2) twice, then 384, 384 and the classes: that of Abadi et al. 2016,
-trained from scratch. In the paper BP has ReLU throughout, DFA tanh in the convolutions and sigmoid
-in the fully connected layers. Padding is not stated; here there is none. Max-pooling commutes with
-every rising activation, so it comes first: the same numbers for a quarter of the work.
+It has two blocks of a 5×5 convolution and 2×2 max-pooling, then two fully connected layers of 384
+units and the output layer. This is the network of Abadi et al. 2016, trained from scratch. In the
+paper, backpropagation uses ReLU, and DFA uses tanh in the convolutions and sigmoid in the fully
+connected layers. The paper does not state the padding; here there is none. Max-pooling comes before
+the activation: both orders give the same result for an increasing activation, and this one
+evaluates it on a quarter of the map.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ KERNEL = 5
 
 
 class DFACNN(nn.Module):
-    """Shapes: [B, C, H, W] or [B, H, W] -> [B, outputs]; complex weights return |z|."""
+    """The network of Lee & Kifer.
+
+    Shapes: [B, C, H, W] or [B, H, W] -> [B, outputs]; complex weights return |z|.
+    """
 
     def __init__(
         self,
@@ -41,7 +46,7 @@ class DFACNN(nn.Module):
         for wide, narrow in pairwise([images, *channels]):
             height, width = (height - KERNEL + 1) // 2, (width - KERNEL + 1) // 2
             active = activation(activations[0], narrow, dtype)
-            if dtype.is_complex:  # complex numbers have no maximum: average instead
+            if dtype.is_complex:  # complex numbers have no maximum, so the average is used
                 stages += [ComplexConv2d(wide, narrow, KERNEL), active, ComplexAvgPool2d(2)]
             else:
                 stages += [nn.Conv2d(wide, narrow, KERNEL), nn.MaxPool2d(2), active]
@@ -87,7 +92,7 @@ def complex_dfa_cnn(
     conv_activation: str = "crelu",
     fc_activation: str = "separable_sigmoid",
 ) -> DFACNN:
-    """The same with complex weights; ours, for the paper has real networks only."""
+    """The network with complex weights; the paper has real networks only."""
     return DFACNN(
         input_shape, outputs, channels, hidden, (conv_activation, fc_activation), torch.complex64
     )

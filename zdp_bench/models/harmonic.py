@@ -1,8 +1,8 @@
 """A harmonic block (Ulicny, Krylov & Dahyot 2018, arXiv:1812.03205) on complex images.
 
-It has fixed cosines instead of a filter's pixels, and a trained weight for each. Each cosine's
-response is scaled to the same power within its example: then no weight's gradient dominates the
-others, and clipping and noise affect all alike.
+A filter is a weighted sum of fixed cosines with trained weights. The response to each cosine is
+scaled to the same power within its example. No weight's gradient then dominates the others, so that
+clipping and noise affect all of them equally.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.memory_format import as_complex_channels
 from zdp_bench.registry import register
 
-EPS = 1e-12  # added to a response's mean square, so that a response of 0 stays 0
+EPS = 1e-12  # added to the mean square of a response, so that a response of 0 stays 0
 
 
 @register("model", "complex_harmonic")
 class HarmonicFilter(nn.Module):
-    """One complex harmonic block with a skip connection; 9×9 makes 80 complex parameters.
+    """One complex harmonic block with a skip connection; size 9 gives 80 complex parameters.
 
-    It is |x + Σ wₖ·uₖ|, with uₖ the response of x to the k-th cosine over its root mean square.
+    It returns |x + Σ wₖ·uₖ|, where uₖ is the response of x to the k-th cosine, divided by its root
+    mean square.
 
-    Shapes: [B, C, H, W] -> the same. An example of several slices, [B, slices, C, H, W], is
-    computed slice by slice.
+    Shapes: [B, C, H, W] -> the same shape. Examples with several slices, [B, slices, C, H, W], are
+    processed slice by slice.
 
-    The weights start at zero, so training starts from the input itself. Every cosine but the
-    constant is used, of every channel: C·(size² − 1) weights per channel, and no bias. The image is
-    mirrored at its edges.
+    The weights start at zero, so that training starts from the input itself. All cosines but the
+    constant one are used, of all channels: C·(size² − 1) weights per output channel, without bias.
+    The image is mirrored at its edges.
+
+    Args:
+        size: rows and columns of a filter, an odd number from 3.
     """
 
     cosines: Tensor
@@ -50,7 +54,7 @@ class HarmonicFilter(nn.Module):
         require(size >= 3 and size % 2 == 1, "model.size", size, "must be an odd number from 3")
         rule = f"reaches beyond the mirrored edge of {height}×{wide}"
         require(min(height, wide) > size // 2, "model.size", size, rule)
-        rule = f"{images} channels in, {outputs} out: it answers with what it gets"
+        rule = f"{images} channels in, {outputs} out: both must be equal"
         require(images == outputs, "model", "complex_harmonic", rule)
         self.register_buffer("cosines", cosines(size), persistent=False)
         self.mix = ComplexConv2d(images * (size**2 - 1), outputs, 1, bias=False)
@@ -66,7 +70,7 @@ class HarmonicFilter(nn.Module):
 
 
 def cosines(size: int) -> Tensor:
-    """Return [size, size], row k the k-th vector of the orthonormal cosine transform (DCT-II)."""
+    """Return the vectors of the orthonormal cosine transform (DCT-II) as rows, [size, size]."""
     k = torch.arange(size).unsqueeze(1)
     position = torch.arange(size)
     angles = math.pi / size * (position + 0.5) * k
@@ -76,10 +80,10 @@ def cosines(size: int) -> Tensor:
 
 
 def responses(x: Tensor, vectors: Tensor) -> Tensor:
-    """Correlate x with every product of two of the vectors [n, n] but the first with itself.
+    """Correlate x with all products of two of the vectors [n, n], except the constant one.
 
-    Each response is scaled to mean square 1. Real and imaginary part are correlated alike, rows
-    first and then columns.
+    Each response is scaled to mean square 1. Real and imaginary part are correlated separately,
+    first along columns and then along rows.
 
     Shapes: complex [B, C, H, W] -> complex [B, C·(n² − 1), H, W].
     """

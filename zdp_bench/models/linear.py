@@ -1,6 +1,6 @@
-"""Heads for a representation: one linear layer, or one at each place of a map.
+"""Heads for a representation: one linear layer, or one at each position of a map.
 
-With `hidden`, `real_mlp` and `complex_mlp` are the heads of two layers.
+For heads with more layers, use `real_mlp` or `complex_mlp`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ Degree = Annotated[int, Interval(ge=0, le=12)]
 
 
 class Linear(nn.Module):
-    """Shapes: [B, *input_shape] -> [B, outputs]; complex weights return |z|."""
+    """One linear layer, [B, *input_shape] -> [B, outputs]; complex weights return |z|.
+
+    Args:
+        init: initialisation of complex weights. None: real weights, which start at 0.
+    """
 
     def __init__(
         self,
@@ -46,7 +50,7 @@ class Linear(nn.Module):
 
 @register("model", "real_linear")
 def real_linear(input_shape: tuple[int, ...], outputs: int) -> Linear:
-    """One linear layer, which starts at 0."""
+    """One linear layer with real weights, which start at 0."""
     return Linear(math.prod(input_shape), outputs, None)
 
 
@@ -63,11 +67,16 @@ def complex_linear(
 
 @register("model", "real_linear_map")
 class LinearMap(nn.Module):
-    """A linear layer at each place of a map, which starts at 0: a logistic regression a voxel.
+    """A linear layer at each position of a map, such as a logistic regression per voxel.
 
-    Its weights are polynomials of the place. Shapes: [B, C, *places] -> [B, outputs, *places]. With
-    P the Legendre polynomials of the place:
-    Σ_c Σ_p w[c, p] P_p(place) x_c(place) + Σ_p b[p] P_p(place), up to a degree each.
+    Its weights and bias are polynomials of the position s:
+    y(s) = Σ_c Σ_p w[c, p] P_p(s) x_c(s) + Σ_p b[p] P_p(s), where P_p are products of Legendre
+    polynomials. All coefficients start at 0.
+
+    Shapes: [B, C, *positions] -> [B, outputs, *positions].
+
+    Args:
+        degree, bias_degree: maximum degree of the polynomials of the weights and of the bias.
     """
 
     scales: Tensor
@@ -84,46 +93,47 @@ class LinearMap(nn.Module):
         super().__init__()
         if len(input_shape) < 2:
             raise UserError(
-                "model=real_linear_map: takes maps [channels, places ...], and these examples are "
-                f"{list(input_shape)}."
+                "model=real_linear_map: takes maps [channels, positions ...], but these examples "
+                f"are {list(input_shape)}."
             )
-        channels, *places = input_shape
+        channels, *sides = input_shape
         self.outputs = outputs
-        self.register_buffer("scales", legendre(places, degree))
-        self.register_buffer("shifts", legendre(places, bias_degree))
+        self.register_buffer("scales", legendre(sides, degree))
+        self.register_buffer("shifts", legendre(sides, bias_degree))
         self.linear = nn.Linear(channels, outputs * self.scales.shape[1], bias=False)
         self.shift = nn.Linear(self.shifts.shape[1], outputs, bias=False)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.shift.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        places = x.shape[2:]
-        parts = self.linear(x.flatten(2).mT)  # [B, places, outputs · polynomials]
+        sides = x.shape[2:]
+        parts = self.linear(x.flatten(2).mT)  # [B, positions, outputs · polynomials]
         parts = parts.unflatten(2, (self.outputs, -1))
         scaled = parts * self.scales.unsqueeze(1).to(x)
         shift = self.shift(self.shifts.to(x).expand(len(x), -1, -1))
-        logits = scaled.sum(dim=3) + shift  # [B, places, outputs]
-        return logits.mT.unflatten(2, places)
+        logits = scaled.sum(dim=3) + shift  # [B, positions, outputs]
+        return logits.mT.unflatten(2, sides)
 
 
-def legendre(places: Sequence[int], degree: int) -> Tensor:
-    """Return the products of Legendre polynomials at all places, [places, polynomials].
+def legendre(sides: Sequence[int], degree: int) -> Tensor:
+    """Return products of Legendre polynomials at all positions, [positions, polynomials].
 
-    Each has mean square 1 over a long side, and at most this degree in all.
+    There is one product for each combination of degrees, one per side, whose sum is at most
+    `degree`. Products have mean square 1, up to the discretisation of the sides.
     """
-    sides = [_polynomials(side, degree) for side in places]
+    polynomials_of_sides = [_polynomials(side, degree) for side in sides]
     products = []
-    for exponents in product(range(degree + 1), repeat=len(places)):
+    for exponents in product(range(degree + 1), repeat=len(sides)):
         if sum(exponents) <= degree:
             values = torch.ones(1, dtype=torch.float64)
-            for polynomials, exponent in zip(sides, exponents, strict=True):
+            for polynomials, exponent in zip(polynomials_of_sides, exponents, strict=True):
                 values = (values.unsqueeze(1) * polynomials[exponent]).flatten()
             products.append(values.float())
     return torch.stack(products, dim=1)
 
 
 def _polynomials(side: int, degree: int) -> list[Tensor]:
-    """Return the Legendre polynomials up to a degree, or 1, along a side, [side] each."""
+    """Return the Legendre polynomials of degree 0 to max(degree, 1) along a side, [side] each."""
     x = torch.linspace(-1, 1, side, dtype=torch.float64)
     rows = [torch.ones_like(x), x]
     for k in range(1, degree):

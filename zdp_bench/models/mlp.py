@@ -15,10 +15,9 @@ from zdp_bench.registry import register
 
 
 class MLP(nn.Module):
-    """Linear layers with an activation between them.
+    """Linear layers with activations between them.
 
-    Shapes: [B, *input_shape] -> [B, outputs]. Complex weights take complex inputs and return |z|,
-    the real logits.
+    Shapes: [B, *input_shape] -> [B, outputs]. With complex weights, the logits are |z|.
     """
 
     def __init__(
@@ -63,5 +62,5 @@ def real_mlp(
     activation: str = "relu",
     init: Initialisation = "uniform_parts",
 ) -> MLP:
-    """The same MLP with real weights."""
+    """An MLP with real weights."""
     return MLP([math.prod(input_shape), *hidden, outputs], torch.float32, activation, init)

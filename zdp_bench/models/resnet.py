@@ -1,12 +1,13 @@
 """ResNet-20 for 32×32 images, and ResNet-18 with ImageNet weights for transfer learning.
 
-ResNet-20 (He et al. 2016, section 4.2) has GroupNorm here, for BatchNorm mixes examples. GReDP's
-Table III is this network layer by layer (7, 6 and 6 convolutions, then 64 units), but with 2×2
-average pooling instead of He's strides, and without widths or a normalisation; the widths are He's.
+ResNet-20 (He et al. 2016, section 4.2) has GroupNorm here, because BatchNorm mixes examples.
+GReDP's Table III has the same layers (7, 6 and 6 convolutions, then 64 units), but with 2×2 average
+pooling instead of strides, and states neither widths nor a normalisation. The widths here are those
+of He et al.
 
-Of ResNet-18 the last convolutions and a new head are trained (GReDP, Table VI). BatchNorm keeps its
-ImageNet statistics and weights as constants, so examples do not influence each other. The weights
-are public: ε does not cover what they were trained on.
+In ResNet-18, the last convolutions and a new head are trained (GReDP, Table VI). BatchNorm keeps
+its ImageNet statistics and weights as constants, so examples do not influence each other. The
+weights are public: ε does not cover the images that they were trained on.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ UNTRAINED = "untrained"  # random weights, to try a recipe without a download
 class ResidualBlock(nn.Module):
     """Two 3×3 convolutions and a skip connection.
 
-    If the map shrinks, the skip is subsampled and padded with zero channels.
+    If the map shrinks, the skip connection is subsampled and padded with zero channels.
     """
 
     def __init__(
@@ -48,19 +49,24 @@ class ResidualBlock(nn.Module):
         self.norm1 = nn.GroupNorm(groups, narrow)
         self.conv2 = nn.Conv2d(narrow, narrow, 3, padding=1, bias=False)
         self.norm2 = nn.GroupNorm(groups, narrow)
-        self.stride, self.more = stride, narrow - wide
+        self.stride = stride
+        self.new_channels = narrow - wide
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
-        short = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more))
-        return F.relu(y + short)
+        subsampled = x[:, :, :: self.stride, :: self.stride]
+        skip = F.pad(subsampled, (0, 0, 0, 0, 0, self.new_channels))
+        return F.relu(y + skip)
 
 
 @register("model", "resnet20")
 class ResNet20(nn.Module):
-    """ResNet-20. groups: of each GroupNorm.
+    """ResNet-20 with GroupNorm.
 
     Shapes: [B, C, H, W], or [B, H, W] with one channel, -> [B, outputs].
+
+    Args:
+        groups: number of groups of each GroupNorm; must divide 16.
     """
 
     def __init__(
@@ -98,11 +104,12 @@ class ResNet20(nn.Module):
 class Transfer(nn.Module):
     """ResNet-18 for transfer learning.
 
-    Shapes: [B, 3, H, W] -> [B, outputs]; images are enlarged by a whole factor first.
+    Shapes: [B, 3, H, W] -> [B, outputs].
 
     Args:
-        convolutions: how many of the last two are trained.
-        weights: imagenet (by torchvision's downloader), the path of a file, or untrained.
+        convolutions: number of convolutions to train, counted from the last.
+        weights: "imagenet" (downloaded by torchvision), the path of a file, or "untrained".
+        enlarge: integer factor by which images are enlarged first.
     """
 
     def __init__(
@@ -114,13 +121,14 @@ class Transfer(nn.Module):
         weights: str = IMAGENET,
         enlarge: Width = 1,
     ) -> None:
-        from torchvision.models import resnet18  # here, because it takes a second to load
+        from torchvision.models import resnet18  # imported here, because it takes a second
         from torchvision.ops import FrozenBatchNorm2d
 
         super().__init__()
         colours = image_shape("resnet18_transfer", input_shape)[0]
         require(colours == 3, "model", "resnet18_transfer", "needs images of three colours")
-        self.network, self.enlarge = resnet18(norm_layer=FrozenBatchNorm2d), enlarge
+        self.network = resnet18(norm_layer=FrozenBatchNorm2d)
+        self.enlarge = enlarge
         try:
             if weights != UNTRAINED:
                 self.network.load_state_dict(_weights(weights))
@@ -142,14 +150,14 @@ class Transfer(nn.Module):
 
 
 def missing_weights(source: str) -> str:
-    """Return in words which weights would have to be fetched first; empty if none would."""
+    """Return a phrase that names the weights to be downloaded first; '' if none are missing."""
     from torchvision.models import ResNet18_Weights
 
     if source == UNTRAINED:
         return ""
     name = Path(ResNet18_Weights.IMAGENET1K_V1.url).name
-    kept = Path(torch.hub.get_dir()) / "checkpoints" / name
-    path = kept if source == IMAGENET else Path(source).expanduser()
+    downloaded = Path(torch.hub.get_dir()) / "checkpoints" / name
+    path = downloaded if source == IMAGENET else Path(source).expanduser()
     return "" if path.is_file() else f"the ImageNet weights of ResNet-18 are missing ({path.name})"
 
 

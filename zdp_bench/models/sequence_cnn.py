@@ -19,14 +19,14 @@ WIDTHS = (32, 64, 128)
 
 
 class SequenceCNN(nn.Module):
-    """Three blocks of convolution, GroupNorm, activation and pooling; mean; linear layer.
+    """Three blocks of convolution, GroupNorm, activation and pooling; then mean and linear layer.
 
-    The paper states: three blocks of 32, 64 and 128 filters, GroupNorm of 16 groups, ConjMish,
-    average pooling, one linear layer of 128 units. The kernel, the number of convolutions in a
+    The paper states three blocks of 32, 64 and 128 filters, GroupNorm with 16 groups, ConjMish,
+    average pooling, and one linear layer of 128 units. The kernel, the number of convolutions per
     block, and the mean over the last map are ours.
 
-    Shapes: [B, C, H, W], H and W at least 8, -> [B, outputs]; complex weights return |z|. The real
-    network takes a complex input as two channels, (Re, Im).
+    Shapes: [B, C, H, W] with H and W at least 8 -> [B, outputs]. Complex weights return |z|. The
+    real network takes the real and the imaginary part of its input as channels.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class SequenceCNN(nn.Module):
         self.dtype = dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.dtype.is_complex:  # all real parts, then all imaginary ones
+        if not self.dtype.is_complex:  # channels: all real parts, then all imaginary parts
             x = torch.cat([x.real, x.imag if x.is_complex() else torch.zeros_like(x)], dim=1)
         y = self.head(self.blocks(x.to(self.dtype)).flatten(2).mean(dim=2))
         return y.abs() if y.is_complex() else y
@@ -79,7 +79,7 @@ def complex_sequence_cnn(
     activation: str = "conjmish",
     convolutions: Width = 1,
 ) -> SequenceCNN:
-    """The complex network of the 2024 paper."""
+    """The complex network of Riess et al. 2024."""
     return SequenceCNN(input_shape, outputs, groups, activation, convolutions, torch.complex64)
 
 
@@ -92,5 +92,5 @@ def real_sequence_cnn(
     activation: str = "mish",
     convolutions: Width = 1,
 ) -> SequenceCNN:
-    """The same network with real weights, on real and imaginary part as two channels."""
+    """The network with real weights, on real and imaginary parts as channels."""
     return SequenceCNN(input_shape, outputs, groups, activation, convolutions, torch.float32)

@@ -1,15 +1,15 @@
 """The CNN of the speech experiments (Ziller et al. 2021, 5.3, 5.4 and A.2.3), with any activation.
 
-A.2.3: 3×3 filters without padding, stride 1, 8-16-32-64 of them; max-pooling between the second and
-the third layer, adaptive max-pooling after the last; a fully connected layer of 64 units and one
-with as many as there are words, both followed by the activation. We add what it leaves open:
-windows of 2×2, an adaptive map of 1×1, the same activation after every convolution, maxima by
-modulus, moduli as logits.
+Appendix A.2.3 states: 3×3 filters without padding and with stride 1, of which there are 8, 16, 32
+and 64; max-pooling between the second and the third layer, and adaptive max-pooling after the last;
+a fully connected layer of 64 units and one with a unit per word, both followed by the activation.
+It leaves open, and we choose: pooling windows of 2×2, an adaptive map of 1×1, the same activation
+after every convolution, maxima by modulus, and moduli as logits.
 
-For our own variants, `gain` multiplies the initial weights. With PyTorch's own a layer loses a
-third of a signal's power, and the inverted Gaussian squares a modulus below one, so that as
-published hardly anything is left after four layers. `model.start=unit_variance` is the remedy for
-any activation.
+Variants of ours may multiply the initial weights by `gain`. With PyTorch's initialisation, a layer
+loses a third of a signal's power, and the inverted Gaussian is quadratic in moduli below one. As
+published, hardly anything of the signal is therefore left after four layers.
+`model.start=unit_variance` is the remedy for any activation.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class SpeechCNN(nn.Module):
     Shapes: complex spectrograms [B, C, frames, bins] -> real logits [B, outputs].
 
     Args:
-        last_activation: put the activation after the output layer too.
-        pooled: side of the adaptive map.
+        activation: registered name of the activation.
+        last_activation: apply the activation after the output layer too.
+        pooled: rows and columns of the adaptive map.
         gain: factor on the initial weights.
     """
 

@@ -1,8 +1,8 @@
 """U-Net (Ronneberger et al. 2015), complex or real.
 
-Widths double from `width`, with 2×2 pooling, 2×2 transposed convolutions, a skip connection at
-every level, and after each convolution a per-sample norm or none. fastMRI's form takes the average
-where the original takes the maximum.
+Channels double at each level, starting from `width`. Levels are joined by 2×2 pooling, 2×2
+transposed convolutions and skip connections, and each convolution may be followed by a
+normalisation per example. fastMRI's U-Net pools by average, the original by maximum.
 """
 
 from __future__ import annotations
@@ -27,15 +27,20 @@ Depth = Annotated[int, Ge(0)]
 
 
 class UNet(nn.Module):
-    """Shapes: [B, C, H, W] -> [B, outputs, H, W]; complex weights return |z|.
+    """A U-Net. Shapes: [B, C, H, W] -> [B, outputs, H, W]; complex weights return |z|.
 
-    Odd sizes are padded by reflection on the way up, as in fastMRI's U-Net. An example of several
-    slices, [B, slices, C, H, W], is computed slice by slice.
+    Odd sizes are padded by reflection on the way up, as in fastMRI's U-Net. Examples with several
+    slices, [B, slices, C, H, W], are processed slice by slice.
 
     Args:
-        residual: add the input to the output, whose last layer starts at zero, so that training
+        width: channels of the first level.
+        depth: number of poolings.
+        activation: registered name of the activation.
+        normalisation: see `per_sample_norm`. Default: none.
+        residual: add the input to the output. The last layer then starts at zero, so that training
             starts from the input itself.
-        re_im: a complex input becomes two real channels, its parts, and the output is |Re + i·Im|.
+        re_im: convert a complex input to real channels, its two parts, and return |Re + i·Im|.
+        pool: class of the pooling of real networks.
     """
 
     def __init__(
@@ -54,7 +59,7 @@ class UNet(nn.Module):
         super().__init__()
         kind = "complex" if dtype.is_complex else "real"
         images, height, wide = image_shape(f"{kind}_unet", input_shape[-3:])
-        rule = f"nothing is left of {height}×{wide} after so many halvings"
+        rule = f"{height}×{wide} cannot be halved that often"
         require(min(height, wide) >= 2**depth, "model.depth", depth, rule)
         rule = f"{images} channels in, {outputs} out"
         require(not residual or images == outputs, "model.residual", residual, rule)
@@ -107,7 +112,7 @@ class UNet(nn.Module):
 
 
 def padded_to(x: Tensor, like: Tensor) -> Tensor:
-    """Mirror the last row or column of x [B, C, H, W] if `like` has one more."""
+    """Pad x [B, C, H, W] by reflection where `like` has one row or column more."""
     below = like.shape[-2] - x.shape[-2]
     right = like.shape[-1] - x.shape[-1]
     if not below and not right:
@@ -126,7 +131,7 @@ def complex_unet(
     normalisation: str | None = None,
     residual: bool = False,
 ) -> UNet:
-    """A complex U-Net; 32 channels and depth 4 make 7.8 million complex parameters."""
+    """A complex U-Net; width 32 and depth 4 give 7.8 million complex parameters."""
     more = normalisation, residual
     return UNet(input_shape, outputs, width, depth, activation, torch.complex64, *more)
 
@@ -143,7 +148,7 @@ def real_unet(
     residual: bool = False,
     re_im: bool = False,
 ) -> UNet:
-    """The same U-Net with real weights."""
+    """The U-Net with real weights."""
     more = normalisation, residual, re_im
     return UNet(input_shape, outputs, width, depth, activation, torch.float32, *more)
 

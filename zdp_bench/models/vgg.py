@@ -1,14 +1,15 @@
 """VGG-11 (Simonyan & Zisserman 2015, configuration A), and a U-Net with it as encoder.
 
-The medical classifier of Ziller et al. 2021 (deepee) is VGG-11 with BatchNorm whose running
-statistics are switched off. Their framework runs one copy of the network per example, so each
-copy's BatchNorm sees ONE example and normalises it by its own maps: an instance norm. Here that is
-`norm: batch` with `replace_batchnorm: instance`, and the run's record lists each replaced layer.
+The medical classifier of Ziller et al. 2021 (deepee) is VGG-11 with BatchNorm, without running
+statistics. Their framework runs one copy of the network per example, so each BatchNorm sees ONE
+example and normalises it by its own maps, which is an instance norm. Here this is `norm: batch`
+with `replace_batchnorm: instance`; the record of a run lists the replaced layers.
 
 The segmentation network of the same paper follows Iglovikov & Shvets 2018. The paper does not
-describe the decoder. Opacus ran this network and did not support transposed convolutions, so it
-upsamples: nearest neighbour, then two convolutions, widths 4, 2, 1, ½, ¼ of the encoder's first, as
-in the segmentation-models library of that time.
+describe the decoder. It ran this network with Opacus, which did not support transposed
+convolutions, so the decoder here upsamples: nearest-neighbour interpolation, then two convolutions,
+with 4, 2, 1, ½ and ¼ times the encoder's first width, as in the segmentation-models library of that
+time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from zdp_bench.registry import register
 
 Norm = Literal["none", "batch", "group"]
 
-# widths in units of the first; a 2×2 max-pooling after each stage
+# widths of the convolutions, as multiples of the first; each stage ends in a 2×2 max-pooling
 STAGES = ((1,), (2,), (4, 4), (8, 8), (8, 8))
 SMALLEST = 2 ** len(STAGES)
 
@@ -34,9 +35,14 @@ def norm_layers(
     groups: int,
     channels: int,
 ) -> list[nn.Module]:
-    """Return the norm over `channels` maps: a list of one layer, or of none.
+    """Return the normalisation of `channels` maps, as a list of one layer or none.
 
     BatchNorm has no running statistics.
+
+    Args:
+        norm: kind of the normalisation.
+        groups: number of groups of a GroupNorm.
+        channels: number of maps.
     """
     if norm == "group":
         rule = f"must divide the {channels} maps of every layer"
@@ -53,7 +59,7 @@ def convolution(
     norm: Norm,
     groups: int,
 ) -> list[nn.Module]:
-    """Return 3×3 convolution, norm and ReLU: [B, inside, H, W] -> [B, out, H, W]."""
+    """Return a 3×3 convolution, normalisation and ReLU: [B, inside, H, W] -> [B, out, H, W]."""
     return [nn.Conv2d(inside, out, 3, padding=1), *norm_layers(norm, groups, out), nn.ReLU()]
 
 
@@ -63,7 +69,7 @@ def encoder_stages(
     norm: Norm,
     groups: int,
 ) -> list[list[nn.Module]]:
-    """Return the convolutions of each stage, without the pooling that follows."""
+    """Return the layers of each stage, without the pooling that follows."""
     stages, channels = [], images
     for widths in STAGES:
         layers: list[nn.Module] = []
@@ -82,8 +88,8 @@ class VGG(nn.Module):
 
     Args:
         norm, groups: see `norm_layers`.
-        width: maps of the first stage.
-        pool: the side to which the last map is pooled, for any size of input.
+        width: number of maps in the first stage.
+        pool: rows and columns to which the last map is pooled, for inputs of any size.
         hidden: width of the linear layers.
     """
 
@@ -122,12 +128,12 @@ class VGG(nn.Module):
 
 @register("model", "vgg11_unet")
 class VGGUNet(nn.Module):
-    """U-Net with a VGG-11 encoder, and a skip connection at each of five scales.
+    """U-Net with a VGG-11 encoder and skip connections at five scales.
 
     Shapes: [B, C, H, W] -> [B, outputs, H, W], H and W divisible by 32.
 
     Args:
-        norm, groups, width: as for `vgg11`; groups must divide a quarter of the width.
+        norm, groups, width: see `VGG`; groups must divide a quarter of the width.
     """
 
     def __init__(
@@ -144,7 +150,7 @@ class VGGUNet(nn.Module):
         divides = height % SMALLEST == 0 == wide % SMALLEST
         rule = f"images must divide by {SMALLEST}"
         require(divides, "model=vgg11_unet", f"{height}×{wide}", rule)
-        rule = "must be a multiple of 4, for the last layers have a quarter"
+        rule = "must be a multiple of 4, because the last layers have a quarter of it"
         require(width % 4 == 0, "model.width", width, rule)
         self.down = nn.ModuleList(
             nn.Sequential(*stage) for stage in encoder_stages(images, width, norm, groups)

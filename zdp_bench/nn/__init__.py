@@ -1,6 +1,7 @@
-"""Complex layers, activations and norms with the interfaces of torch's own.
+"""Complex layers, activations and normalisations with the interfaces of `torch.nn`.
 
-`nn.Linear(..., dtype=torch.complex64)` is torch's. A network may mix all of them with torch's.
+They can be mixed with layers of `torch.nn`. For a complex linear layer, use
+`torch.nn.Linear(..., dtype=torch.complex64)`.
 """
 
 from zdp_bench.nn.activations import (

@@ -1,7 +1,8 @@
-"""Complex activations, by name.
+"""Activations of complex and real networks, by name.
 
-Values and gradients are finite everywhere: at 0, on the axes, at large |z|. Shapes: z [B, C, *] ->
-the same. A trained bias has one entry, or one for each feature (dimension 1).
+Shapes: z [B, C, *] -> the same shape. Values and gradients of complex activations are finite
+everywhere: at 0, on the axes and for large |z|. A trained bias has one entry, or one per feature
+(dimension 1).
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ def activation(
     features: int,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """Build the activation registered as `name`; a bias per feature gets as many entries.
+    """Build the activation registered as `name`.
 
     Args:
-        dtype: the network's; if given, an activation of this package must be for such numbers.
+        name: registered name.
+        features: number of features, for an activation with one bias per feature.
+        dtype: type of the network's weights. If given, an activation of this package must be of the
+            same kind, real or complex.
 
     Raises:
-        UserError: no activation has this name, or it and the network differ (real, complex).
+        UserError: No activation has this name, or it is of the other kind.
     """
     builder = lookup("activation", name)
     if dtype is not None and _for_real(builder) is dtype.is_complex:
@@ -36,14 +40,14 @@ def activation(
             if _for_real(lookup("activation", known)) is not dtype.is_complex
         ]
         raise UserError(
-            f"activation '{name}' is for {other} numbers, and this network's are {kind}. "
-            f"Take one of {', '.join(fitting)}."
+            f"activation '{name}' is for {other} numbers, but this network's are {kind}. "
+            f"Use one of {', '.join(fitting)}."
         )
     return builder(features) if getattr(builder, "per_feature", False) else builder()
 
 
 def _for_real(builder: object) -> bool | None:
-    """True if an activation is for real numbers only; None if another package made it."""
+    """Return True if an activation is for real numbers only; None if it is another package's."""
     if getattr(builder, "__module__", "") != __name__:
         return None
     return isinstance(builder, type) and issubclass(
@@ -52,14 +56,14 @@ def _for_real(builder: object) -> bool | None:
 
 
 def on_parts(function: object, z: Tensor) -> Tensor:
-    """Apply a real function to real and imaginary part; the memory order stays."""
+    """Apply a real function to the real and the imaginary part, keeping the memory order."""
     if z.dim() > 2 and not z.is_contiguous():
         return on_parts(function, z.movedim(1, -1).contiguous()).movedim(-1, 1)
     return torch.view_as_complex(function(torch.view_as_real(z)))  # type: ignore[operator]
 
 
 def modulus_and_inverse(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Return |z|, and 1/|z| up to 10¹⁵, so that neither value nor gradient overflows at 0."""
+    """Return |z| and 1/|z|, which is limited to 10¹⁵ so that nothing overflows at 0."""
     modulus = z.abs()
     return modulus, 1 / modulus.clamp(min=1e-15)
 
@@ -76,7 +80,7 @@ class ReLU(nn.ReLU):
 
 @register("activation", "sigmoid")
 class Sigmoid(nn.Sigmoid):
-    """The logistic function, for real networks; its slope is at most ¼."""
+    """The logistic function, for real networks. Its slope is at most ¼."""
 
 
 @register("activation", "tanh")
@@ -99,7 +103,7 @@ class CReLU(nn.Module):
 
 @register("activation", "separable_sigmoid")
 class SeparableSigmoid(nn.Module):
-    """σ(Re z) + i·σ(Im z), σ the logistic function (Nitta 1997, eq. 3)."""
+    """σ(Re z) + i·σ(Im z), where σ is the logistic function (Nitta 1997, eq. 3)."""
 
     def forward(self, z: Tensor) -> Tensor:
         return on_parts(torch.sigmoid, z)
@@ -115,7 +119,7 @@ class ZReLU(nn.Module):
 
 @register("activation", "siglog")
 class SigLog(nn.Module):
-    """z / (1 + |z|), which keeps the phase (Georgiou & Koutsougeras 1992, eq. 12, c = r = 1)."""
+    """z / (1 + |z|), preserving the phase (Georgiou & Koutsougeras 1992, eq. 12, c = r = 1)."""
 
     def forward(self, z: Tensor) -> Tensor:
         return z / (1 + z.abs())
@@ -123,9 +127,10 @@ class SigLog(nn.Module):
 
 @register("activation", "igaussian")
 class IGaussian(nn.Module):
-    """(1 − exp(−|z|²/2σ²))·z/|z|, which keeps the phase (Virtue, Yu & Lustig 2017, eq. 7).
+    """(1 − exp(−|z|²/2σ²))·z/|z|, preserving the phase (Virtue, Yu & Lustig 2017, eq. 7).
 
-    The 2021 paper states no σ; the same group's later code has 0.4.
+    Args:
+        sigma: σ. Ziller et al. 2021 do not state it; the same group's later code uses 0.4.
     """
 
     def __init__(self, sigma: float = 1.0) -> None:
@@ -149,7 +154,11 @@ class Cardioid(nn.Module):
 
 
 class TrainedCardioid(nn.Module):
-    """½(1 + cos(arg z + b))·z with a trained phase b, from 0: the cardioid turned by −b."""
+    """½(1 + cos(arg z + b))·z, the cardioid rotated by −b, with a trained phase b.
+
+    Args:
+        biases: number of phases, 1 or one per feature. They start at 0.
+    """
 
     def __init__(self, biases: int = 1) -> None:
         super().__init__()
@@ -178,7 +187,7 @@ class PerFeatureTrainedCardioid(TrainedCardioid):
 
 
 def shrink(z: Tensor, bias: Tensor) -> Tensor:
-    """ReLU(|z| + b)·z/|z|; 0 at 0."""
+    """Return ReLU(|z| + b)·z/|z|, and 0 at z = 0."""
     modulus, inverse = modulus_and_inverse(z)
     return torch.relu(modulus + bias) * inverse * z
 
@@ -187,7 +196,7 @@ def shrink(z: Tensor, bias: Tensor) -> Tensor:
 class ModReLU(nn.Module):
     """ReLU(|z| + b)·z/|z| with a fixed b (Arjovsky, Shah & Bengio 2016, eq. 8).
 
-    The 2021 paper states no b; here it is −0.1.
+    Ziller et al. 2021 do not state b; here it is −0.1.
     """
 
     bias = -0.1
@@ -198,7 +207,7 @@ class ModReLU(nn.Module):
 
 @register("activation", "modrelu_per_feature")
 class PerFeatureModReLU(nn.Module):
-    """modReLU with a trained b for each feature, from −0.1."""
+    """modReLU with a trained b per feature, which starts at −0.1."""
 
     per_feature = True
 
@@ -214,8 +223,8 @@ class PerFeatureModReLU(nn.Module):
 class ConjMish(nn.Module):
     """(1 + i)·Mish(Re z) − (1 − i)·Mish(Im z) (Riess et al. 2024, eq. 6).
 
-    Mish(x) = x·tanh(log(1 + eˣ)) is Misra's own formula (2019); the 2024 paper prints a division by
-    x inside tanh that it does not have.
+    Mish(x) = x·tanh(log(1 + eˣ)), as Misra (2019) defines it. The 2024 paper prints an additional
+    division by x inside tanh, which his formula does not have.
     """
 
     def forward(self, z: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
 """Block-circulant fully connected layers (Ding et al. 2017, CirCNN; GReDP eqs. 17 and 18).
 
-A d×d block has d numbers instead of d². As in GReDP's eq. 18, `weight` holds each block's FIRST
-ROW, and each further row is the one above it shifted right by one,
+A d×d block has d parameters instead of d². As in GReDP's eq. 18, `weight` contains the FIRST ROW of
+each block; each further row is the row above it, rotated right by one:
 
     W[r, s] = w[(s − r) mod d],   so   (W x)[r] = Σ_m w[m] x[(r + m) mod d].
 
-This is a correlation: in the Fourier domain it is conj(ŵ)·x̂. (The paper's ŵ·x̂ is the product with
-the transposed block.) If d does not divide a width, the input is zero-padded, the output cropped.
+This is a correlation, conj(ŵ)·x̂ in the Fourier domain. (The paper's ŵ·x̂ is the product with the
+transposed block.) If d does not divide a width, the input is zero-padded and the output cropped.
 """
 
 from __future__ import annotations
@@ -19,10 +19,17 @@ from torch import Tensor, nn
 
 
 class CirculantLinear(nn.Module):
-    """Real [..., in_features] -> [..., out_features]: `x @ self.dense().T + bias`, by FFTs.
+    """A linear layer with a block-circulant weight: `x @ self.dense().T + bias`, by FFTs.
+
+    Shapes: real [..., in_features] -> [..., out_features].
+
+    Args:
+        in_features, out_features, bias: as in `torch.nn.Linear`.
+        block: number of rows and columns d of a block.
 
     Attributes:
-        weight: [p, q, d], the first rows of p×q blocks; p = ⌈out_features/d⌉, q = ⌈in_features/d⌉.
+        weight: the first rows of p×q blocks, [p, q, d], where p = ⌈out_features/d⌉ and
+            q = ⌈in_features/d⌉.
     """
 
     def __init__(
@@ -34,7 +41,7 @@ class CirculantLinear(nn.Module):
     ) -> None:
         super().__init__()
         if block < 1:
-            raise ValueError(f"a circulant block has at least one row, not {block}")
+            raise ValueError(f"a circulant block must have at least one row, not {block}")
         self.in_features, self.out_features, self.block = in_features, out_features, block
         block_rows = -(-out_features // block)
         block_columns = -(-in_features // block)
@@ -46,7 +53,7 @@ class CirculantLinear(nn.Module):
                 parameter.uniform_(-bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Two FFTs a block row and column, and one small matrix product a frequency."""
+        """Transform inputs and weights blockwise, and multiply them per frequency."""
         rows = x.reshape(-1, self.in_features)  # [N, in]
         x_hat = torch.fft.rfft(in_blocks(rows, self.block))  # [N, q, d/2+1]
         w_hat = torch.fft.rfft(self.weight).conj()  # [p, q, d/2+1]
@@ -57,12 +64,12 @@ class CirculantLinear(nn.Module):
         return y if self.bias is None else y + self.bias
 
     def dense(self) -> Tensor:
-        """The matrix [out_features, in_features] this layer is."""
-        place = torch.arange(self.block)
-        lag = (place - place.unsqueeze(1)) % self.block  # [r, s] -> (s − r) mod d
+        """Return the layer's matrix, [out_features, in_features]."""
+        position = torch.arange(self.block)
+        lag = (position - position.unsqueeze(1)) % self.block  # [r, s] -> (s − r) mod d
         blocks = self.weight[:, :, lag].transpose(1, 2)  # [p, d, q, d]
-        whole = blocks.flatten(2).flatten(0, 1)
-        return whole[: self.out_features, : self.in_features]
+        matrix = blocks.flatten(2).flatten(0, 1)
+        return matrix[: self.out_features, : self.in_features]
 
     def extra_repr(self) -> str:
         sizes = f"{self.in_features}, {self.out_features}, block={self.block}"
@@ -70,6 +77,6 @@ class CirculantLinear(nn.Module):
 
 
 def in_blocks(x: Tensor, block: int) -> Tensor:
-    """[N, n] -> [N, ⌈n/block⌉, block], padded with zeros."""
+    """Split rows into blocks, padded with zeros: [N, n] -> [N, ⌈n/block⌉, block]."""
     missing = -x.shape[-1] % block
     return F.pad(x, (0, missing)).unflatten(-1, (-1, block))

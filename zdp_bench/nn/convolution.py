@@ -1,10 +1,10 @@
 """Complex convolutions that cost about as much as real ones.
 
-Modules have complex `weight` and `bias` in torch's own shapes. Inside is ONE real convolution over
-interleaved real and imaginary channels (`memory_format.py`), its weight expanded to
-[[Wr, −Wi], [Wi, Wr]].
-PyTorch's native complex convolution makes three or four real ones and several copies, and takes 6
-to 8 times as long as its real twin where this takes 1 to 3.
+Modules have a complex `weight` and `bias` in the shapes of `torch.nn`. They compute ONE real
+convolution over interleaved real and imaginary channels (`memory_format.py`), with the weight
+expanded to [[Wr, −Wi], [Wi, Wr]]. PyTorch's native complex convolution computes three or four real
+convolutions and several copies: it takes 6 to 8 times as long as the real convolution, where this
+one takes 1 to 3 times as long.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Size = int | tuple[int, ...]
 
 
 class ConvArguments(NamedTuple):
-    """A convolution's numbers, one for each spatial dimension, in the order of aten's arguments."""
+    """Arguments of a convolution, one value per spatial dimension, in the order of `aten`."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -32,11 +32,11 @@ class ConvArguments(NamedTuple):
 
 
 def interleaved_weight(weight: Tensor, transposed: bool) -> Tensor:
-    """Expand a complex weight [O, C, *k] to the real one of interleaved channels, [2O, 2C, *k].
+    """Expand a complex weight [O, C, *k] to the real weight of interleaved channels, [2O, 2C, *k].
 
-    It is channels-last in memory. A row of real numbers (Wr, −Wi) is W̄ as a complex number, and the
-    row below it, (Wi, Wr), is i·W̄. A transposed convolution's weight is [in, out, *k], and its
-    blocks are transposed with it: W and i·W.
+    The result is channels-last in memory. A row (Wr, −Wi) of real numbers is the complex number W̄,
+    and the row below it, (Wi, Wr), is i·W̄. The weight of a transposed convolution is
+    [in, out, *k], so its blocks are transposed too: the rows are W and i·W.
     """
     first = weight if transposed else weight.conj()
     channels_end = first.movedim(1, -1)  # [O, *k, C]
@@ -48,11 +48,12 @@ def interleaved_weight(weight: Tensor, transposed: bool) -> Tensor:
 
 
 def folded_gradient(real: Tensor, transposed: bool) -> Tensor:
-    """Turn the interleaved weight's gradient, [*, 2O, 2C, k], into the complex one's, [*, O, C, k].
+    """Convert the gradient of the interleaved weight, [*, 2O, 2C, k], to the complex [*, O, C, k].
 
-    k is flattened. For a real gradient M, Re G = M[re, re] + M[im, im] and
-    Im G = M[im, re] − M[re, im], the first index for the output gradient and the second for the
-    input: PyTorch's `.grad`, with the input conjugated. A transposed convolution's input is first.
+    The kernel's dimensions are flattened to k. For the real gradient M,
+    Re G = M[re, re] + M[im, im] and Im G = M[im, re] − M[re, im]. The first index is that of the
+    output gradient and the second that of the input; for a transposed convolution, it is the other
+    way around. This is the convention of PyTorch's `.grad`, which conjugates the input.
     """
     m = real.unflatten(-2, (-1, 2)).unflatten(-4, (-1, 2))  # [*, O, (re, im), C, (re, im), k]
     of_re, of_im = m.unbind(-4)
@@ -63,12 +64,13 @@ def folded_gradient(real: Tensor, transposed: bool) -> Tensor:
 
 
 class _Convolve(torch.autograd.Function):
-    """Complex convolution by a real one, with a backward of its own.
+    """A complex convolution by a real one.
 
-    PyTorch's would copy the output gradient twice more, out of its interleaved order and back.
+    It has its own backward, because PyTorch's would copy the output gradient twice more: out of the
+    interleaved order and back.
     """
 
-    generate_vmap_rule = True  # so that torch.func's vmap(grad), the reference, goes through it
+    generate_vmap_rule = True  # for `torch.func`'s vmap(grad), which computes the reference
 
     @staticmethod
     def forward(
@@ -81,7 +83,7 @@ class _Convolve(torch.autograd.Function):
         real_weight = interleaved_weight(weight, arguments.transposed)
         channels = as_real_channels(channels_last(x))
         y = torch.convolution(channels, real_weight, real_bias, *arguments)
-        # under autocast y is half precision; complex numbers stay whole
+        # Under autocast, y has half precision, which complex numbers do not have.
         return as_complex_channels(y.to(real_weight.dtype))
 
     @staticmethod
@@ -108,7 +110,10 @@ class _Convolve(torch.autograd.Function):
 
 
 class _ConvolvePlainly(torch.autograd.Function):
-    """The same outside of torch's transforms, where `setup_context` would only cost time."""
+    """The same function without a separate `setup_context`, which only `torch.func` needs.
+
+    It takes less time per call.
+    """
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
@@ -126,13 +131,20 @@ def _interleaved_gradients(
     wanted: tuple[bool, bool],
     arguments: ConvArguments,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Of input and weight, those `wanted`, by the gradients of the real convolution."""
+    """Return the gradients of input and weight, by those of the real convolution.
+
+    Args:
+        x: input.
+        g: gradient of the output.
+        wanted: whether to compute the gradient of the input, and that of the weight.
+    """
     if not any(wanted):
         return None, None
     x = as_real_channels(channels_last(x))
     g = as_real_channels(channels_last(g))
     real_weight = interleaved_weight(weight, arguments.transposed)
-    # torch's slow kernel: of a map of one pixel no layout can be told
+    # Contiguous copies are needed for torch's slow kernel, which other types use, and for maps with
+    # an ambiguous layout, such as those of one pixel.
     if x.dtype != torch.float32 or x.is_contiguous():
         x = x.clone(memory_format=torch.contiguous_format)
         g = g.clone(memory_format=torch.contiguous_format)
@@ -156,7 +168,7 @@ def _interleaved_gradients(
 class _Convolution(nn.Module):
     """Parameters, initialisation and forward pass of the complex convolutions."""
 
-    spatial: int  # how many dimensions follow the channels
+    spatial: int  # number of dimensions after the channels
     transposed = False
 
     def __init__(
@@ -201,7 +213,7 @@ class _Convolution(nn.Module):
         return (size,) * self.spatial if isinstance(size, int) else tuple(size)
 
     def reset_parameters(self) -> None:
-        """PyTorch's own: each part of weight and bias uniform on ±1/√fan_in."""
+        """Draw each part of weight and bias uniformly from ±1/√fan_in, as in PyTorch."""
         bound = 1 / math.sqrt(self.weight[0].numel())
         with torch.no_grad():
             for parameter in self.parameters(recurse=False):
@@ -212,7 +224,7 @@ class _Convolution(nn.Module):
         return f"{sizes}, stride={self.stride}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Complex [B, C, *] -> complex [B, O, *], channels-last in memory."""
+        """Convolve complex [B, C, *] to complex [B, O, *], which is channels-last in memory."""
         return self._conv_forward(x, self.weight, self.bias)
 
     def _conv_forward(
@@ -221,40 +233,46 @@ class _Convolution(nn.Module):
         weight: Tensor,
         bias: Tensor | None,
     ) -> Tensor:
-        """Convolve with a given weight, as torch's layers of the same name for it do."""
+        """Convolve with the given weight and bias, like `_conv_forward` of torch's layers."""
         inside = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
         function = _Convolve if inside else _ConvolvePlainly
         return function.apply(x, weight, bias, self.arguments)
 
     @property
     def arguments(self) -> ConvArguments:
-        """What the convolution of interleaved channels is called with."""
+        """Arguments of the convolution of interleaved channels."""
         sizes = self.stride, self.padding, self.dilation
         return ConvArguments(*sizes, self.transposed, self.output_padding, self.groups)
 
 
 class ComplexConv1d(_Convolution):
-    """Complex [B, C, L] -> [B, O, L']. Arguments as in torch.nn.Conv1d."""
+    """A complex 1D convolution, [B, C, L] -> [B, O, L']. Arguments: see `torch.nn.Conv1d`."""
 
     spatial = 1
 
 
 class ComplexConv2d(_Convolution):
-    """Complex [B, C, H, W] -> [B, O, H', W']. Arguments as in torch.nn.Conv2d."""
+    """A complex 2D convolution, [B, C, H, W] -> [B, O, H', W'].
+
+    Arguments: see `torch.nn.Conv2d`.
+    """
 
     spatial = 2
 
 
 class ComplexConv3d(_Convolution):
-    """Complex [B, C, D, H, W] -> [B, O, D', H', W']. Arguments as in torch.nn.Conv3d."""
+    """A complex 3D convolution, [B, C, D, H, W] -> [B, O, D', H', W'].
+
+    Arguments: see `torch.nn.Conv3d`.
+    """
 
     spatial = 3
 
 
 class ComplexConvTranspose2d(_Convolution):
-    """Complex [B, C, H, W] -> [B, O, H', W'].
+    """A complex transposed 2D convolution, [B, C, H, W] -> [B, O, H', W'].
 
-    Arguments as in torch.nn.ConvTranspose2d; `output_padding` by name.
+    Arguments: see `torch.nn.ConvTranspose2d`; `output_padding` is keyword-only.
     """
 
     spatial = 2

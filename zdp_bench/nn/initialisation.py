@@ -1,4 +1,4 @@
-"""Initialisation of weights."""
+"""Initialise the weights of linear layers, or scale those of a network to unit variance."""
 
 from __future__ import annotations
 
@@ -16,20 +16,26 @@ Initialisation = Literal["uniform_parts", "rayleigh_he", "rayleigh_glorot"]
 
 @torch.no_grad()
 def initialise(layer: nn.Linear, how: Initialisation) -> nn.Linear:
-    """Draw a linear layer's weight again, in place.
+    """Draw the weight and bias of a linear layer, in place.
 
-    uniform_parts: PyTorch's own: each part of weight and bias uniform on ±1/√fan_in; for complex
-        weights E|w|² = 2/(3·fan_in).
-    rayleigh_he, rayleigh_glorot: |w| Rayleigh, phase uniform, E|w|² = 2/fan_in or
-        2/(fan_in + fan_out) (Trabelsi et al. 2018, section 3.6), bias 0. Real weights are normal
-        with the same variance (He et al. 2015).
+    Args:
+        layer: the layer, real or complex.
+        how: distribution of the weight. "uniform_parts", PyTorch's default, draws each part of
+            weight and bias uniformly from ±1/√fan_in, so complex weights have E|w|² = 2/(3·fan_in).
+            "rayleigh_he" and "rayleigh_glorot" draw |w| from a Rayleigh distribution with a uniform
+            phase, where E|w|² = 2/fan_in or 2/(fan_in + fan_out) (Trabelsi et al. 2018, section
+            3.6), and set the bias to 0; real weights are normal with the same variance (He et al.
+            2015).
+
+    Returns:
+        The layer.
     """
     if how == "uniform_parts":
         layer.reset_parameters()
         return layer
     fan_out, fan_in = layer.weight.shape
     variance = 2 / fan_in if how == "rayleigh_he" else 2 / (fan_in + fan_out)
-    # A circular complex normal of E|w|² = variance has a Rayleigh modulus and a uniform phase.
+    # A circular complex normal variable has a Rayleigh modulus and a uniform phase.
     if layer.weight.is_complex():
         torch.view_as_real(layer.weight).normal_(std=math.sqrt(variance / 2))
     else:
@@ -40,20 +46,25 @@ def initialise(layer: nn.Linear, how: Initialisation) -> nn.Linear:
 
 @torch.no_grad()
 def scale_to_unit_variance(model: nn.Module, noise: Tensor) -> nn.Module:
-    """Scale every layer, in place, until its outputs on white noise have E|z|² = 1; biases are 0.
+    """Scale every layer, in place, so that its outputs on white noise have E|z|² = 1.
 
-    Layers are scaled in the order in which the model uses them, so that each sees what the scaled
-    ones before it make of the noise (Mishkin & Matas 2016, algorithm 1, without the orthogonal
-    start). A layer is a module with a trained `weight` of two or more dimensions: no norm and no
-    activation. Weights that start at 0 stay 0, and a layer used twice is scaled for its first use.
+    Layers are scaled in the order in which the model calls them, so that each gets the output of
+    the layers that are already scaled (Mishkin & Matas 2016, algorithm 1, without the orthogonal
+    initialisation). A layer is a module with a trained `weight` of two or more dimensions, which
+    excludes normalisations and activations. Biases become 0, and weights that are 0 stay 0. A layer
+    that is called twice is scaled for its first call.
 
-    No example is read, so it costs no ε.
+    No example is read, so this costs no ε.
 
     Args:
-        noise: [B, *input shape], E|z|² = 1.
+        model: the model.
+        noise: white noise [B, *input shape] with E|z|² = 1.
+
+    Returns:
+        The model.
 
     Raises:
-        UserError: the model has no such layer, or uses the weight of one without calling it.
+        UserError: The model has no such layer, or uses the weight of one without calling it.
     """
     layers = {
         name: layer
@@ -62,7 +73,7 @@ def scale_to_unit_variance(model: nn.Module, noise: Tensor) -> nn.Module:
         and weight.dim() > 1
         and weight.requires_grad
     }
-    unseen = set(layers)
+    not_scaled = set(layers)
 
     def scale(
         name: str,
@@ -70,10 +81,10 @@ def scale_to_unit_variance(model: nn.Module, noise: Tensor) -> nn.Module:
         inputs: tuple[Tensor, ...],
         output: Tensor,
     ) -> Tensor:
-        first = name in unseen
-        unseen.discard(name)
+        is_first_call = name in not_scaled
+        not_scaled.discard(name)
         power = output.abs().square().mean()
-        if not first or not power > 0:
+        if not is_first_call or not power > 0:
             return output
         layer.weight.mul_(power.rsqrt())  # type: ignore[operator]
         return layer.forward(*inputs)
@@ -85,12 +96,18 @@ def scale_to_unit_variance(model: nn.Module, noise: Tensor) -> nn.Module:
         handles.append(layer.register_forward_hook(partial(scale, name)))
     training = model.training
     try:
-        model.eval()(noise)  # a BatchNorm must not learn from noise
+        model.eval()(noise)  # in evaluation mode, so that BatchNorm does not learn from noise
     finally:
         model.train(training)
         for handle in handles:
             handle.remove()
-    if not layers or unseen:
-        why = f"layer '{min(unseen)}' is not called" if unseen else "the model has no such layer"
-        raise UserError(f"model.start=unit_variance scales layers with weights: {why}.")
+    if not layers:
+        raise UserError(
+            "model.start=unit_variance scales layers with weights: the model has no such layer."
+        )
+    if not_scaled:
+        raise UserError(
+            "model.start=unit_variance scales layers with weights: layer "
+            f"'{min(not_scaled)}' is not called."
+        )
     return model

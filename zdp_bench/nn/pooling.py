@@ -1,7 +1,8 @@
-"""Pooling of complex maps: PyTorch has no complex pooling kernel.
+"""Pooling of complex maps, for which PyTorch has no kernels.
 
-A mean is taken of the real channels. A maximum is the entry of the largest modulus, as in Ziller et
-al. 2021 (A.2.3), the first of equal ones. Gradients reach that entry alone.
+Means are computed on interleaved real channels. The maximum is the entry with the largest modulus,
+as in Ziller et al. 2021 (A.2.3), and the first of several equal ones; the gradient goes to that
+entry only.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from zdp_bench.nn.memory_format import channels_last
 
 
 class ComplexAvgPool2d(nn.Module):
-    """The mean over windows of `size`, complex [B, C, H, W] -> [B, C, H // size, W // size]."""
+    """Average pooling over windows of size × size.
+
+    Shapes: complex [B, C, H, W] -> [B, C, H // size, W // size].
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -28,7 +32,7 @@ class ComplexAvgPool2d(nn.Module):
             raise ValueError(
                 f"no window of {self.size}×{self.size} fits into a map of {height}×{width}"
             )
-        # A line of windows is a map of its own, because torch's threads share maps, not windows.
+        # Each line of windows becomes a map of its own, because torch parallelises over maps only.
         reals = torch.view_as_real(x[:, : down * self.size])
         lines = reals.reshape(examples * down, self.size, width, 2 * channels)
         means = F.avg_pool2d(lines.movedim(-1, 1), self.size)  # [B·H', 2C, 1, W']
@@ -37,7 +41,10 @@ class ComplexAvgPool2d(nn.Module):
 
 
 class MagnitudeMaxPool2d(nn.Module):
-    """Entries of the largest modulus: complex [B, C, H, W] -> [B, C, H // size, W // size]."""
+    """Max-pooling by modulus over windows of size × size.
+
+    Shapes: complex [B, C, H, W] -> [B, C, H // size, W // size].
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -45,12 +52,12 @@ class MagnitudeMaxPool2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
-            _, places = F.max_pool2d(_power(x), self.size, return_indices=True)
-        return _gather(x, places)
+            _, indices = F.max_pool2d(_power(x), self.size, return_indices=True)
+        return _gather(x, indices)
 
 
 class AdaptiveMagnitudeMaxPool2d(nn.Module):
-    """Entries of the largest modulus: complex [B, C, H, W] -> [B, C, size, size]."""
+    """Adaptive max-pooling by modulus, complex [B, C, H, W] -> [B, C, size, size]."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -58,15 +65,15 @@ class AdaptiveMagnitudeMaxPool2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
-            _, places = F.adaptive_max_pool2d(_power(x), self.size, return_indices=True)
-        return _gather(x, places)
+            _, indices = F.adaptive_max_pool2d(_power(x), self.size, return_indices=True)
+        return _gather(x, indices)
 
 
 def _power(x: Tensor) -> Tensor:
     return x.real.square() + x.imag.square()
 
 
-def _gather(x: Tensor, places: Tensor) -> Tensor:
-    """Return the entries of x [B, C, H, W] at flat places, [B, C, H', W']."""
-    entries = x.flatten(2).gather(2, places.flatten(2))
-    return entries.view(places.shape)
+def _gather(x: Tensor, indices: Tensor) -> Tensor:
+    """Return the entries of x [B, C, H, W] at flat indices [B, C, H', W']."""
+    entries = x.flatten(2).gather(2, indices.flatten(2))
+    return entries.view(indices.shape)

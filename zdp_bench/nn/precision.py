@@ -1,7 +1,8 @@
-"""How a product of float32 numbers is computed: torch may round its factors to TF32 or bfloat16.
+"""Control the precision of float32 products, whose factors torch may round to TF32 or bfloat16.
 
-A GPU's convolutions take TF32 unless they are told not to, which is off by 1e-3: a right sum then
-differs from its shares by more than rounding, and a clipped gradient passes its bound.
+By default, convolutions on a GPU use TF32, with relative errors of 1e-3. A correct sum then differs
+from the sum of its shares by more than rounding errors, and a clipped gradient can exceed its
+bound.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from torch import Tensor, nn
 
 @contextmanager
 def float32_products(kind: Literal["ieee", "tf32"] = "ieee") -> Iterator[None]:
-    """Compute float32 products with this precision inside the context, on every device.
+    """Compute float32 products with the given precision inside the block, on all devices.
 
-    torch has two interfaces for it, and reading one raises where they disagree: both are set, and
-    both set back.
+    torch has two interfaces for this precision, and reading one raises an error if they disagree.
+    Both are therefore set, and both restored afterwards.
     """
-    backends: Any = torch.backends  # whose annotations lack the newer interface
+    backends: Any = torch.backends  # `Any`, because its annotations lack the newer interface
     settings = [
         backends,
         backends.cuda.matmul,
@@ -43,10 +44,13 @@ def float32_products(kind: Literal["ieee", "tf32"] = "ieee") -> Iterator[None]:
             torch.set_float32_matmul_precision(matmul)
         if convolutions is not None:
             backends.cudnn.allow_tf32 = convolutions
-        for setting, one in zip(settings, kinds, strict=True):  # last: the older ones change them
-            setting.fp32_precision = one
+        # After the older interface, because setting that one changes these.
+        for setting, precision in zip(settings, kinds, strict=True):
+            setting.fp32_precision = precision
 
-    before, matmul, convolutions = [each.fp32_precision for each in settings], None, None
+    before = [setting.fp32_precision for setting in settings]
+    matmul = None
+    convolutions = None
     with suppress(RuntimeError):
         matmul = torch.get_float32_matmul_precision()
     with suppress(RuntimeError):
@@ -61,7 +65,7 @@ def float32_products(kind: Literal["ieee", "tf32"] = "ieee") -> Iterator[None]:
 
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
-    """Make an accelerator's sums repeatable where possible."""
+    """Use deterministic algorithms on an accelerator inside the block, where they exist."""
     if device.type == "cpu":
         yield
         return
@@ -75,7 +79,7 @@ def repeatable(device: torch.device) -> Iterator[None]:
         torch.set_deterministic_debug_mode(before)
 
 
-# Models whose forward pass runs in bfloat16, and the region that it runs in.
+# model whose forward pass runs in bfloat16 -> the autocast context that it runs in
 REGIONS: WeakKeyDictionary[nn.Module, torch.autocast] = WeakKeyDictionary()
 
 
@@ -84,22 +88,26 @@ _in_float32: ContextVar[bool] = ContextVar("_in_float32", default=False)
 
 @contextmanager
 def float32_forward() -> Iterator[None]:
-    """Run every model's forward pass in float32 inside, as whoever gets the weights will."""
-    before = _in_float32.set(True)
+    """Run the forward pass of all models in float32 inside the block, as users of weights do."""
+    token = _in_float32.set(True)
     try:
         yield
     finally:
-        _in_float32.reset(before)
+        _in_float32.reset(token)
 
 
 def region_of(model: nn.Module) -> torch.autocast | None:
-    """Return the region that a model's forward pass runs in now; None in float32."""
+    """Return the autocast context of a model's forward pass; None if it runs in float32."""
     return None if _in_float32.get() else REGIONS.get(model)
 
 
 @contextmanager
 def forward_precision(model: nn.Module) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Run a model's operations as its own forward function would run; yield what ends them."""
+    """Run a model's operations in the precision of its forward pass.
+
+    Yields:
+        The function to apply to the output of the operations.
+    """
     region = region_of(model)
     if region is None:
         yield lambda output: output

@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Interval
 from scipy.io import savemat
 
-from zdp_bench.data.cpsc2018 import FOLDER, LEADS, LONGEST, RATE, Cpsc2018
+from zdp_bench.data.cpsc2018 import FOLDER, LEADS, MAX_SAMPLES, RATE, Cpsc2018
 from zdp_bench.extras.standins.drawing import StandIn
 from zdp_bench.registry import register
 
@@ -99,7 +99,7 @@ class Cpsc2018Synthetic(StandIn, Cpsc2018):
     drawn: ClassVar[tuple[str, ...]] = ("count", "seconds", "seed")
 
     count: Annotated[int, Interval(ge=2, le=9999)] = 1125
-    seconds: Annotated[float, Interval(ge=0.01, le=LONGEST / RATE)] = 2.0
+    seconds: Annotated[float, Interval(ge=0.01, le=MAX_SAMPLES / RATE)] = 2.0
     seed: int = 0
 
     def write(self, folder: Path) -> None:
