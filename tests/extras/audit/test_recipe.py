@@ -81,8 +81,8 @@ def test_coordinates_are_an_isometry_of_every_kind_of_block() -> None:
     assert coordinates.size == 6 + 8 + 8 + 24 + 10 + 1 == len(coordinates.kinds())
     vector = torch.randn(coordinates.size, dtype=torch.float64)
     blocks = zeros(mechanism)
-    coordinates.add(vector, blocks)
-    torch.testing.assert_close(coordinates.of(blocks), vector, rtol=1e-12, atol=1e-12)
+    coordinates.add_vector(vector, blocks)
+    torch.testing.assert_close(coordinates.to_vector(blocks), vector, rtol=1e-12, atol=1e-12)
     length = math.sqrt(sum(float(value.abs().square().sum()) for value in blocks.values()))
     assert length == pytest.approx(float(vector.norm()))
     signal = torch.fft.ifftn(blocks["hermitian"], dim=(1, 2), norm="ortho")
@@ -106,7 +106,7 @@ def test_canaries_have_exactly_the_bound_and_are_orthogonal(joint: bool) -> None
     assert np.allclose(dense @ dense.T, np.diag(np.diag(dense @ dense.T)))
     for row in dense:
         total = zeros(mechanism)
-        coordinates.add(torch.from_numpy(row), total)
+        coordinates.add_vector(torch.from_numpy(row), total)
         norms = [float(total[block.name].abs().square().sum()) ** 0.5 for block in blocks]
         if joint:
             assert math.hypot(*norms) == pytest.approx(2.0)

@@ -161,7 +161,7 @@ def _extract_features(
 
     def extract_views(examples: list[Example]) -> Views:
         seeds = _draw_seeds(runs - runs // 4, rng)
-        views = [features.of(released(make_step, examples, seed)) for seed in seeds]
+        views = [features.extract(released(make_step, examples, seed)) for seed in seeds]
         return {name: np.array([view[name] for view in views]) for name in SHARES}
 
     return extract_views(neighbour), extract_views(with_canary)
@@ -329,7 +329,7 @@ class Features:
             directions[name] = value / (length or 1.0)
         return Features(directions, centre, repeated, feature_of)
 
-    def of(self, release: Release) -> Mapping[str, Any]:
+    def extract(self, release: Release) -> Mapping[str, Any]:
         """Return the features of a release, by view (the keys of `SHARES`)."""
         projections = np.zeros(min(len(self.directions), MAX_FEATURES + 1))
         square_from_zero, square_from_centre = 0.0, 0.0

@@ -112,7 +112,7 @@ class Coordinates:
         *starts, self.size = accumulate(self.sizes, initial=0)
         self.starts = starts
 
-    def of(self, sums: dict[str, Tensor]) -> Tensor:
+    def to_vector(self, sums: dict[str, Tensor]) -> Tensor:
         """Return the vector of the blocks' tensors, [size]."""
         parts = []
         for block in self.blocks:
@@ -124,7 +124,7 @@ class Coordinates:
             parts.append(value.flatten())
         return torch.cat(parts)
 
-    def add(
+    def add_vector(
         self,
         vector: Tensor,
         sums: dict[str, Tensor],
@@ -328,7 +328,7 @@ def _draw_noise(
     for draw in range(num_draws):
         total = Total(mechanism, subject.device).whole()
         noisy = add_noise(total, mechanism, source, FAR_STEP + draw)
-        noise = coordinates.of(noisy).double()
+        noise = coordinates.to_vector(noisy).double()
         at_watched.append(noise[watched.to(noise.device)].cpu())
         along_move.append(move.project(noise).cpu())
     return torch.stack(at_watched), torch.stack(along_move)
@@ -408,7 +408,7 @@ class Hostile:
                 shares.append(len(inputs) - 4)
             arguments.append(tuple(shares))
         subject.algorithm.accumulate(total, *arguments)
-        return self.coordinates.of(total.whole()).double().cpu()
+        return self.coordinates.to_vector(total.whole()).double().cpu()
 
     def _move(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return how a hostile unit with these examples changes the sum."""
@@ -557,7 +557,7 @@ class WithCanaries(Algorithm):
         vector = torch.zeros(self.coordinates.size, dtype=torch.float64)
         vector[self.indices[numbers].flatten()] = values.flatten()
         device = next(iter(total.values())).device
-        self.coordinates.add(vector.to(device), total)
+        self.coordinates.add_vector(vector.to(device), total)
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         return self.inner.contributions(batch)
@@ -567,7 +567,7 @@ class WithCanaries(Algorithm):
     ) -> dict[str, Tensor]:
         """Record the release without the known sum, before the algorithm uses it."""
         unknown = {name: value - self.known[name] for name, value in noisy.items()}
-        vector = self.coordinates.of(unknown).cpu()
+        vector = self.coordinates.to_vector(unknown).cpu()
         self.seen.append(vector[self.indices].float())  # [canaries, width]
         return self.inner.postprocess(noisy, expected_batch_size)
 

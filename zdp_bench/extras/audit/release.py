@@ -188,7 +188,7 @@ def guess(
 RELEASE_DELTA = 0.01
 FIT_FRACTION = 0.25  # of the trials fit direction and threshold; the others test
 # How the error probability is divided among the views. Small faults show only in the projection,
-# which therefore gets most; the other views find mostly large faults.
+# which therefore gets the largest part; the other views find mostly large faults.
 SHARES = {"projection": 0.5, "distance": 0.25, "atom": 0.25}
 
 # (is the example present?, n) -> real coordinates [n, d] of n releases; each call has new noise

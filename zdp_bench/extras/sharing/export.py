@@ -33,7 +33,7 @@ from zdp_bench.training.run_folder import command_of, find_weights
 def export(
     results: Path,
     run: str,
-    to: Path,
+    folder: Path,
 ) -> Document:
     """Write the model of a finished run to a new or empty folder.
 
@@ -42,7 +42,7 @@ def export(
     Args:
         results: the results folder.
         run: RECIPE, RECIPE/RUN, RUN, or the run's folder.
-        to: the folder to write.
+        folder: the folder to write.
 
     Returns:
         the run's record.
@@ -63,7 +63,7 @@ def export(
             f"{path}: does not contain the record's weights. To recreate them, run: "
             f"{command_of(Record.of(record))}."
         )
-    _write(to, record, saved.model, home / files.LEDGER)
+    _write(folder, record, saved.model, home / files.LEDGER)
     return record
 
 
@@ -83,7 +83,7 @@ def recipe_of(record: Document) -> str:
 
 
 def write_own(
-    to: Path,
+    folder: Path,
     model: nn.Module,
     ledger: Path,
     about: dict[str, Any],
@@ -95,7 +95,7 @@ def write_own(
     A folder that already contains this export is not changed, so that a script can run twice.
 
     Args:
-        to: the folder to write.
+        folder: the folder to write.
         model: the trained model.
         ledger: the path of the loop's ledger.
         about: the report's `name`, `algorithm`, `inputs`, `data` and `owners`.
@@ -113,27 +113,27 @@ def write_own(
         "environment": environment(next(model.parameters()).device),
         "measured": {"weights": {"digest": checkpoint.state_digest(weights)}},
     }
-    _write(to, report, weights, ledger)
+    _write(folder, report, weights, ledger)
 
 
 def _write(
-    to: Path,
+    folder: Path,
     source: Source,
     weights: dict[str, Tensor],
     ledger: Path,
 ) -> None:
     """Write an export.
 
-    It is written to a temporary folder beside `to` and then renamed, so that a killed process
+    It is written to a temporary folder beside `folder` and then renamed, so that a killed process
     leaves no partial export.
     """
     name = files.REPORT if files.is_report(source) else files.RECORD
-    if _contains_export(to, name, source):
+    if _contains_export(folder, name, source):
         return
-    if to.exists() and not (to.is_dir() and not any(to.iterdir())):
-        raise UserError(f"{to}: is not empty; choose a new folder.")
-    make_folder(to.absolute().parent)
-    with TemporaryDirectory(prefix=f".{to.name}.", dir=to.absolute().parent) as temporary:
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UserError(f"{folder}: is not empty; choose a new folder.")
+    make_folder(folder.absolute().parent)
+    with TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.absolute().parent) as temporary:
         draft = Path(temporary) / "model"
         make_folder(draft)
         files.write_weights(draft / files.WEIGHTS, weights)
@@ -146,7 +146,7 @@ def _write(
         for file, text in texts_of(written).items():
             records.write_text(draft / file, text)
         files.write_sums(draft)
-        rename(draft, to)
+        rename(draft, folder)
 
 
 def _require_end(

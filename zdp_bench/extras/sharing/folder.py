@@ -205,12 +205,12 @@ def dtype_of(name: str) -> torch.dtype | None:
     return dtype if isinstance(dtype, torch.dtype) else None
 
 
-def copy_ledger(ledger: Path, to: Path) -> None:
-    """Copy a ledger to the folder `to`, with those that were set aside; missing files are skipped.
+def copy_ledger(ledger: Path, folder: Path) -> None:
+    """Copy a ledger and those that were set aside to a folder; missing files are skipped.
 
     Args:
         ledger: the path of the ledger.
-        to: an existing folder; the copy is named `LEDGER`.
+        folder: an existing folder; the copy is named `LEDGER`.
 
     Raises:
         UserError: a file is larger than `MAX_LEDGER`.
@@ -221,7 +221,7 @@ def copy_ledger(ledger: Path, to: Path) -> None:
                 raise UserError(
                     f"{path}: is larger than {MAX_LEDGER:,} bytes, too large for a ledger."
                 )
-            shutil.copyfile(path, to / path.name.replace(ledger.name, LEDGER, 1))
+            shutil.copyfile(path, folder / path.name.replace(ledger.name, LEDGER, 1))
 
 
 def write_weights(path: Path, weights: dict[str, Any]) -> None:
