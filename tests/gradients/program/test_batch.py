@@ -534,6 +534,42 @@ pair(
     ),
     lambda x: (W[:3, None] + torch.zeros(3, 4 * x.shape[0])).reshape(-1, 3).view(-1, 4, 3),
 )
+# rows that repeat, beside those of an example in another order
+TWO = torch.tensor([1.0, 2.0])
+
+
+def twice(x: Tensor, one_example_after_another: bool) -> Tensor:
+    """[2 B, ...]: each example and its double."""
+    if one_example_after_another:
+        return torch.stack([x, 2 * x], 1).flatten(0, 1)
+    return torch.cat([x, 2 * x])
+
+
+def plus(rows: Tensor, added: Tensor, x: Tensor) -> Tensor:
+    return (rows + added.view(-1, 1, 1)).exp().view(x.shape[0], 2, 4, 6).sum(1)
+
+
+def written_through_a_view(x: Tensor) -> Tensor:
+    rows = x.new_ones(2 * x.shape[0])
+    rows.view(-1, 2)[:, 0] = 3.0
+    return rows
+
+
+pair(
+    "repeated rows",
+    lambda x: plus(twice(x, True), TWO.repeat(x.shape[0]), x),
+    lambda x: sum((twice(x, False) + TWO.repeat(x.shape[0]).view(-1, 1, 1)).exp().chunk(2)),
+)
+pair(
+    "tiled rows",
+    lambda x: plus(twice(x, True), TWO.view(2, 1).tile(x.shape[0], 1), x),
+    lambda x: sum((twice(x, False) + TWO.tile(x.shape[0]).view(-1, 1, 1)).exp().chunk(2)),
+)
+pair(
+    "rows written through a view",
+    lambda x: x + x.new_ones(x.shape[0], 4, 6).view(-1, 24).mul_(2).view(-1, 4, 6),
+    lambda x: sum((twice(x, False) + written_through_a_view(x).view(-1, 1, 1)).exp().chunk(2)),
+)
 # the same function in other operations, while it is recorded
 pair(
     "take_along_dim",

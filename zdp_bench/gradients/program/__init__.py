@@ -112,6 +112,8 @@ class Program:
         inputs: Tensor,
     ) -> list[Any]:
         """Return what the placeholders of `plain` stand for."""
+        if self.recorded.writes:
+            inputs = map_leaves(torch.clone, inputs)
         examples = iter(leaves_of(inputs))
         arguments: list[Any] = []
         for source in self.recorded.sources.values():

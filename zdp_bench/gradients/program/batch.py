@@ -15,6 +15,7 @@ from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves
 
 from zdp_bench.gradients.program.calls import (
+    ALIKE,
     Alone,
     Call,
     Place,
@@ -92,7 +93,25 @@ def _find_place(
     place = RULES[call.kind](call)
     for written in call.written:
         call.require(places.get(written) == place, "writes examples to another place")
+        is_undecided = any(_is_alike(places.get(base)) for base in _bases_of(written))
+        call.require(not is_undecided or _is_alike(place), "writes to rows whose order is not decided")
     return place
+
+
+def _bases_of(node: Node) -> list[Node]:
+    """Return the tensors that a tensor is, or may be, a view of."""
+    bases: list[Node] = []
+    while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and not any(result.alias_info for result in schema.returns):
+            break
+        node = node.args[0]
+        bases.append(node)
+    return bases
+
+
+def _is_alike(place: Any) -> bool:
+    return isinstance(place, Place) and place.inner == ALIKE
 
 
 def _find_place_of_item(node: Node, places: Places) -> Any:

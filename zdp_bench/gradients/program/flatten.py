@@ -135,7 +135,7 @@ def _out_of_place(node: Node) -> Any:
     None if it writes nothing, or combines nothing with it; or if another name of the same memory
     could tell the two operations apart.
     """
-    if not is_mutable(node):
+    if not is_mutable(node) or name_of(node) == "copy_":  # of `copy`, autograd has no derivative
         return None
     target: Any = node.target
     written, *others = node.args

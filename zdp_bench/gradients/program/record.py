@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from torch.utils._pytree import tree_map
 
 from zdp_bench.errors import first_line
 from zdp_bench.gradients.parts import Parts, takes_parts
-from zdp_bench.gradients.program.calls import Alone, is_users, show_line
+from zdp_bench.gradients.program.calls import Alone, is_mutable, is_users, show_line
 from zdp_bench.gradients.program.flatten import flatten
 from zdp_bench.gradients.program.leaves import whole_leaves
 from zdp_bench.gradients.program.ours import HOOKS, foreign_hooks, require_no_backward_hooks
@@ -72,6 +73,11 @@ class Recorded:
         """The placeholders that stand for examples."""
         names = [name for name, source in self.sources.items() if source.kind == "input"]
         return {node for node in self.graph.nodes if node.name in names}
+
+    @cached_property
+    def writes(self) -> bool:
+        """True if an operation writes over a tensor, which may be an input."""
+        return any(map(is_mutable, self.graph.nodes))
 
 
 def record(model: nn.Module, inputs: Tensor) -> Recorded:

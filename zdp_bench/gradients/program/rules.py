@@ -258,12 +258,25 @@ def reshaped(call: Call) -> Any:
 def repeated(call: Call) -> Any:
     """Copies behind each other."""
     if not call.examples:
-        return constant(call)
+        return _repeated_constant(call)
     node = call.first
     call.require_no_sizes()
     (result,) = call.results
     new_dims = result.dim() - rank_of(node)
     return Place(new_dims + call.dim(node), call.inner)
+
+
+def _repeated_constant(call: Call) -> Any:
+    """Copies of rows of no example. Where there are several rows, each example has whole copies."""
+    place = constant(call)
+    (result,) = call.results
+    source = next(iter(call.arguments.values())).meta["val"]
+    dim = place.dim - (result.dim() - source.dim())
+    rows = source.shape[dim] if dim >= 0 else 1
+    if rows == 1:
+        return place
+    _, factor = batch_dim(result)
+    return Place(place.dim, factor)
 
 
 def repeated_in_place(call: Call) -> Any:

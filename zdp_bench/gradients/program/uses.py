@@ -40,6 +40,7 @@ from zdp_bench.gradients.layer_gradient import (
 from zdp_bench.gradients.parts import Parts
 from zdp_bench.gradients.program.autograd import graph_nodes
 from zdp_bench.gradients.program.calls import (
+    ALIKE,
     Place,
     Places,
     module_of,
@@ -148,6 +149,15 @@ def use_of(
     sizes = set(nodes_in(arguments)) - {*weights, *others}
     if sizes and kind not in COPIES:
         raise NoRule(f"{kind} of parameters and the number of examples")
+    place = places[node]
+    if place.inner == ALIKE:  # which rows are an example's, later operations say
+        raise NoRule(f"{kind} of a parameter to several rows an example")
+
+    def place_of(other: Node) -> Place | None:
+        own: Place | None = places.get(other)
+        is_alike = own is not None and own.inner == ALIKE
+        return Place(own.dim, place.inner) if own is not None and is_alike else own
+
     names = [_name_of_argument(arguments, weight) for weight in weights]
     return Use(
         name=module_of(node),
@@ -158,8 +168,8 @@ def use_of(
             Weight(weight, name, _is_view(weight))
             for weight, name in zip(weights, names, strict=True)
         ],
-        others=[Other(other, places.get(other), rank_of(other)) for other in others],
-        place=places[node],
+        others=[Other(other, place_of(other), rank_of(other)) for other in others],
+        place=place,
         rank=rank_of(node),
         layer=layer_of(kind, arguments, names),
     )
