@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -358,9 +359,61 @@ def between(layer: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), layer, nn.Linear(6, CLASSES))
 
 
+def remembering(in_place: bool, begun: Callable[[], bool] = lambda: True) -> nn.Module:
+    """A memory bank that is no buffer of the model. It runs one example at a time."""
+    bank = torch.zeros(6)
+
+    def function(net: Any, x: Tensor) -> Tensor:
+        nonlocal bank
+        features = net.first(x.flip(0))
+        answer = net.last(features + bank)
+        if begun():
+            mean = 0.9 * bank + 0.1 * features.detach().mean(0)
+            bank = bank.copy_(mean) if in_place else mean
+        return answer
+
+    return Made(function, first=nn.Linear(4, 6), last=nn.Linear(6, CLASSES))
+
+
+def own_generator() -> nn.Module:
+    draws = np.random.default_rng(0)
+    return Made(lambda net, x: net.inside(x * float(draws.random())), inside=network())
+
+
+def averaging() -> Callable[[Tensor, Tensor], Tensor]:
+    """Losses over their running mean."""
+    mean = torch.zeros(())
+
+    def function(outputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal mean
+        losses = loss(outputs, targets)
+        mean = 0.9 * mean + 0.1 * losses.detach().mean()
+        return losses / mean
+
+    return function
+
+
+def batch_norm_by_hand() -> nn.Module:
+    return Made(lambda net, x: net.inside((x - x.mean(0)) / x.std(0)), inside=network())
+
+
+def overwritten() -> nn.Module:
+    return Made(lambda net, x: net.inside(x).relu_().mul_(2), inside=network())
+
+
+KEEPS = "output for an example changes once others have passed, so the model keeps"
+
+
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
+        ({"model": lambda: remembering(in_place=True)}, KEEPS),
+        ({"model": lambda: remembering(in_place=False)}, KEEPS),
+        ({"model": own_generator}, KEEPS),
+        ({"loss": averaging()}, "loss of an example changes once others are computed"),
+        ({"loss": lambda o, t: o.argmax(1) != t}, "the loss gives bool for 1 example"),
+        ({"model": batch_norm_by_hand}, "run one at a time, because mean combines"),
+        ({"model": overwritten}, "the model has no gradient: torch says: one of the variables"),
         ({"loss": contrastive}, r"compares the examples of a batch.*\(\(a, b\), target\)"),
         ({"loss": lambda o, t: [loss(o, t)]}, "the loss gives list for 1 example"),
         ({"loss": "cross_entropy"}, "give a function of"),
@@ -387,6 +440,20 @@ def test_the_true_reason_is_given_in_pythons_words(
     with pytest.raises(UserError, match=sentence) as said:
         make(**changed)
     assert not [key for key in ("algorithm.", "trainer.", "privacy.") if key in str(said.value)]
+
+
+def test_a_model_that_begins_to_keep_something_later_takes_no_step(make: Make) -> None:
+    flags = [False]
+    model = remembering(in_place=True, begun=lambda: flags[0])
+    private = make(model, **WHOLE | {"epochs": 2})
+    train(private, most=1)
+    flags[0] = True
+    weights = [p.clone() for p in model.parameters()]
+    with pytest.raises(UserError, match=KEEPS):
+        train(private, most=1)
+    assert all(
+        torch.equal(now, then) for now, then in zip(model.parameters(), weights, strict=True)
+    )
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ class DomainError(UserError):
     """The loss or the model fails on its inputs."""
 
 
-KEPT = 1e-4  # of the largest loss, by which one that is computed twice may differ
+ROUNDED = 1e-4  # of the largest number, by which two ways to one number differ
 
 
 class _NotRows(Exception):  # noqa: N818 - of `==`, Python would take a TypeError for False
@@ -100,6 +100,18 @@ def kept_draws(devices: list[torch.device] | None = None) -> Iterator[None]:
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
+
+
+def are_alike(first: Tensor, second: Tensor, of_all: Tensor) -> bool:
+    """True if two tensors have one shape and differ by rounding only.
+
+    Args:
+        of_all: numbers whose largest sets the scale, such as those of the whole batch.
+    """
+    if first.shape != second.shape:
+        return False
+    largest = float(of_all.detach().abs().nan_to_num(posinf=0.0).max()) if of_all.numel() else 0.0
+    return torch.allclose(first, second, rtol=0.0, atol=ROUNDED * largest, equal_nan=True)
 
 
 class PerExample:
@@ -211,26 +223,32 @@ class PerExample:
         losses: Tensor,
     ) -> None:
         """Reject a loss that is another for the first example, after those of all [B]."""
-        again = self.of_seeded(*first)
-        largest = float(losses.abs().nan_to_num(posinf=0.0).max())
-        if not torch.allclose(again, losses[:1], rtol=0, atol=KEPT * largest, equal_nan=True):
-            raise UserError(
-                "the loss of an example changes once others are computed, so it keeps something of "
-                "them, which clipping cannot bound: compute it from outputs and targets only, and "
-                "draw random numbers by torch's functions, without a generator of its own."
-            )
+        if not are_alike(losses[:1], self.of_seeded(*first), losses):
+            raise self.keeps_something()
+
+    def keeps_something(self) -> UserError:
+        """Return the error of a loss that is another at a later call."""
+        return UserError(
+            "the loss of an example changes once others are computed, so it keeps something of "
+            "them, which clipping cannot bound: compute it from outputs and targets only, and "
+            "draw random numbers by torch's functions, without a generator of its own."
+        )
 
     def of_one(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss [1] of a batch of one."""
         losses = self._fresh()(outputs, unpack(targets.clone()))
-        is_tensor = isinstance(losses, Tensor)
-        if not is_tensor or losses.shape != (1,) or losses.is_complex():
-            gives = f"shape {list(losses.shape)}" if is_tensor else type(losses).__name__
-            raise UserError(
-                f"the loss gives {gives} for 1 example: it must return one real number per "
-                "example, never a mean."
-            )
-        return losses
+        if not isinstance(losses, Tensor):
+            gives = type(losses).__name__
+        elif not losses.is_floating_point():
+            gives = str(losses.dtype).removeprefix("torch.")
+        elif losses.shape != (1,):
+            gives = f"shape {list(losses.shape)}"
+        else:
+            return losses
+        raise UserError(
+            f"the loss gives {gives} for 1 example: it must return one real number per example, "
+            "never a mean."
+        )
 
 
 def _raise_unavoidable(error: Exception) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import (
     Batch,
     ClippedSum,
@@ -28,7 +29,14 @@ from zdp_bench.gradients.clipping import (
     trainable,
     zero_rows,
 )
-from zdp_bench.gradients.losses import PerExample, draw_seeds, kept_draws, per_example, set_seed
+from zdp_bench.gradients.losses import (
+    PerExample,
+    are_alike,
+    draw_seeds,
+    kept_draws,
+    per_example,
+    set_seed,
+)
 from zdp_bench.gradients.parts import map_leaves
 from zdp_bench.gradients.program import Running, copy_apart, state_of
 from zdp_bench.gradients.shares import Shares, cut
@@ -156,6 +164,9 @@ def one_by_one(
 
     Formal guarantee: an example's pass finds the model as every other does, and changes neither
     what the model holds nor the random numbers of another.
+
+    Raises:
+        UserError: model or loss gives the first example something else after the others.
     """
     inputs, _ = batch
     parameters = trainable(model)
@@ -178,8 +189,24 @@ def one_by_one(
             for name, gradient in _gradients_of(example_loss, parameters).items():
                 rows[name].append(gradient)
         if first is not None:
+            set_seed(seeds[0])
+            with torch.enable_grad():
+                again = _forward(model, inputs[:1])(inputs[:1].clone())
+            require_same_output(first[0], again)
             own_loss.require_nothing_kept(first, torch.stack(losses))
     return {name: torch.stack(gradients).detach() for name, gradients in rows.items()}
+
+
+def require_same_output(before: Tensor, after: Tensor) -> None:
+    """Reject a model whose outputs for the same examples, with the same draws, have changed."""
+    if are_alike(before, after.detach(), before):
+        return
+    raise UserError(
+        "the output for an example changes once others have passed, so the model keeps something "
+        "of them (in a global, a class attribute, a random generator of its own?), which clipping "
+        "cannot bound: compute the output from inputs and weights only, and draw random numbers "
+        "by torch's functions."
+    )
 
 
 def _gradients_of(

@@ -93,8 +93,9 @@ def _find_place(
     place = RULES[call.kind](call)
     for written in call.written:
         call.require(places.get(written) == place, "writes examples to another place")
-        is_undecided = any(_is_alike(places.get(base)) for base in _bases_of(written))
-        call.require(not is_undecided or _is_alike(place), "writes to rows whose order is not decided")
+        has_no_order = any(_is_alike(places.get(base)) for base in _bases_of(written))
+        keeps_alike = not has_no_order or _is_alike(place)
+        call.require(keeps_alike, "writes to rows whose order is not decided")
     return place
 
 

@@ -25,9 +25,15 @@ from torch.utils import checkpoint as checkpoints
 
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, first_line, is_for_python, setting, setting_name
-from zdp_bench.gradients import Batch, Loss, per_example, reference
+from zdp_bench.gradients import Batch, Loss, PerExample, per_example, reference
 from zdp_bench.gradients.clipping import squared_norms, trainable
-from zdp_bench.gradients.losses import DomainError, kept_draws, require_outputs_alone, set_seed
+from zdp_bench.gradients.losses import (
+    DomainError,
+    are_alike,
+    kept_draws,
+    require_outputs_alone,
+    set_seed,
+)
 from zdp_bench.gradients.parts import describe, map_leaves, takes_parts, unpack
 from zdp_bench.gradients.program import State, copy_apart, state_of
 from zdp_bench.nn.precision import float32_products, repeatable
@@ -43,7 +49,6 @@ from zdp_bench.training.total import Total
 log = logging.getLogger(__name__)
 
 OWNED = (2, 1)  # numbers of examples in two shares
-ROUNDING = 1e-4  # relative to the largest number; a smaller difference may be rounding
 
 
 class Checked(NamedTuple):
@@ -105,12 +110,24 @@ def check(
         require_nothing_kept(model, batch[0])
         state = state_of(model, batch[0])
         _refuse_norms(model, state)
-        _check_shapes(copy_apart(model), batch[0][:1])
-        _check_losses(model, loss, batch)
+        with _explaining_ones(state):
+            _check_shapes(copy_apart(model), batch[0][:1])
+            _check_losses(model, loss, batch)
         if not state.alone:  # else, Python code may skip layers for some examples
             _check_gradients(model, batch[0])
         _check_sums(algorithm, batch, [OWNED] if forms_shares else [])
         return Checked(_find_fixed_state(model, state, batch[0]), batch)
+
+
+@contextmanager
+def _explaining_ones(state: State) -> Iterator[None]:
+    """Say in an error why there is one example, where a model's examples run one at a time."""
+    try:
+        yield
+    except DomainError as error:
+        if not state.alone:
+            raise
+        raise DomainError(f"{error} Examples run one at a time, because {state.alone}.") from None
 
 
 def _refuse_parameter_hooks(model: nn.Module) -> None:
@@ -233,14 +250,15 @@ def _check_losses(
     losses = require_outputs_alone(model, alone, output, targets)
     if isinstance(alone.loss, nn.Module):
         require_loss_keeps_nothing(alone.loss, output[:1], unpack(targets[:1].clone()))
+    _require_same_losses(alone, output, targets)
     with torch.enable_grad():
         try:
             together = alone.loss(output, unpack(targets.clone()))
         except Exception:
             together = losses  # the loss never gets a batch in training
-        mixes = not isinstance(together, Tensor) or _differs(losses, together)
+        mixes = not isinstance(together, Tensor) or not are_alike(losses, together, losses)
         with torch.no_grad():  # a loss that draws random numbers differs at every call
-            mixes = mixes and not _differs(losses, alone(output, targets))
+            mixes = mixes and are_alike(losses, alone(output, targets), losses)
         if mixes and not _moves(alone, output, targets):
             raise UserError(
                 "the loss of one example alone has no gradient: it compares the examples of a "
@@ -255,12 +273,22 @@ def _check_losses(
         )
 
 
-def _differs(a: Tensor, b: Tensor) -> bool:
-    """Return True if two tensors differ by more than rounding, or in the positions of NaN."""
-    if a.shape != b.shape:
-        return True
-    scale = float(torch.nan_to_num(a.abs(), posinf=0.0).max()) if a.numel() else 0.0
-    return not torch.allclose(a, b, rtol=0.0, atol=ROUNDING * scale, equal_nan=True)
+def _require_same_losses(
+    alone: PerExample,
+    output: Tensor,
+    targets: Tensor,
+) -> None:
+    """Reject a loss that, with the same draws, is another or fails when it is called again."""
+    losses = []
+    for _ in range(2):
+        set_seed(0)
+        try:
+            losses.append(alone(output, targets).detach())
+        except UserError:  # such as on what an earlier call has left
+            raise alone.keeps_something() from None
+    first, again = losses
+    if not are_alike(first, again, first):
+        raise alone.keeps_something()
 
 
 def _moves(
@@ -283,7 +311,10 @@ def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
     trained = trainable(model)
     with torch.enable_grad():
         output = reference.outputs_of(model, inputs)
-        found = torch.autograd.grad(_probe(output), [*trained.values()], allow_unused=True)
+        try:
+            found = torch.autograd.grad(_probe(output), [*trained.values()], allow_unused=True)
+        except RuntimeError as error:
+            raise UserError(f"the model has no gradient: torch says: {first_line(error)}") from None
     for name, gradient in zip(trained, found, strict=True):
         if gradient is None:
             raise UserError(

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError
+from zdp_bench.gradients.losses import set_seed
 from zdp_bench.gradients.parts import map_leaves
 from zdp_bench.gradients.program import copy_apart
+from zdp_bench.gradients.reference import require_same_output
 from zdp_bench.training.model_checks.layers import advice_on, describe_layer, describe_owner
 
 NUMBERS = (bool, int, float, str)
@@ -77,7 +79,8 @@ def require_unwritten(parameters: Mapping[str, nn.Parameter], marks: Marks) -> N
 
 
 def require_nothing_kept(model: nn.Module, inputs: Tensor) -> None:
-    """Reject a model whose forward pass writes weights, or stores what depends on the examples.
+    """Reject a model whose forward pass writes weights, stores what depends on the examples, or
+    gives another output when it runs again.
 
     It may store what its first pass creates once, such as a mask.
 
@@ -91,9 +94,9 @@ def require_nothing_kept(model: nn.Module, inputs: Tensor) -> None:
     twin, other = copy_apart(model), copy_apart(model)
     marks = mark_weights(dict(twin.named_parameters()))
     fewer = map_leaves(lambda leaf: leaf.flip(0)[1:], inputs)
-    after_fewer = _state_after(other, fewer)
-    after_first = _state_after(twin, inputs)
-    after_second = _state_after(twin, inputs)
+    after_fewer, _ = _after(other, fewer)
+    after_first, output = _after(twin, inputs)
+    after_second, output_again = _after(twin, inputs)
     now = mark_weights(dict(twin.named_parameters()))
     names = {name for name, _ in model.named_parameters()}
     new = [name for name in now if name not in marks and name not in names]
@@ -120,6 +123,7 @@ def require_nothing_kept(model: nn.Module, inputs: Tensor) -> None:
             "and how many passes a step takes tells how many examples there were: change it in "
             "your loop."
         )
+    require_same_output(output, output_again)
 
 
 def require_loss_keeps_nothing(
@@ -164,10 +168,11 @@ Place = tuple[str, str]  # name of a module, and of a value that it holds
 
 
 @torch.no_grad()
-def _state_after(model: nn.Module, inputs: Tensor) -> dict[Place, Any]:
-    """Return the state of a model after a forward pass."""
-    model(map_leaves(torch.clone, inputs))
-    return _held_by(model)
+def _after(model: nn.Module, inputs: Tensor) -> tuple[dict[Place, Any], Tensor]:
+    """Return a model's state after a forward pass with fixed draws, and the pass's output."""
+    set_seed(0)
+    output = model(map_leaves(torch.clone, inputs))
+    return _held_by(model), output.clone()
 
 
 def _held_by(model: nn.Module) -> dict[Place, Any]:
