@@ -97,7 +97,7 @@ def test_the_algorithm_trains_as_it_is_and_a_change_of_it_is_another_run(
         plug_in("verify", f"model-{home.parent.name}")
 
 
-@pytest.mark.parametrize(("source", "said"), [(None, "does not exist any more"), ("1 / 0", "Zero")])
+@pytest.mark.parametrize(("source", "said"), [(None, "no longer exists"), ("1 / 0", "Zero")])
 def test_a_broken_plug_in_is_named_once_and_commands_run_without_it(
     tmp_path: Path, plug_in: Callable[..., Any], source: str | None, said: str
 ) -> None:

@@ -145,8 +145,8 @@ def test_parts_are_apart_and_owners_named_or_refused(
 WRONG = {
     "missing": (["unknown"], "'unknown' stands for a missing one"),
     "negative": (["-1"], "'-1' stands for a missing one"),
-    "in other case": (["Ab c7", "AB C7"], "differ in case, spaces, zeros or"),
-    "with a zero": (["p7", "p07"], "differ in case, spaces, zeros or"),
+    "in other case": (["Ab c7", "AB C7"], "differ only in case, spaces, zeros"),
+    "with a zero": (["p7", "p07"], "differ only in case, spaces, zeros"),
     "alike": (["p7", "p7"], "'p7' has 2 numbers"),
 }
 

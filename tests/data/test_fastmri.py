@@ -153,8 +153,8 @@ def test_a_patient_on_both_sides_is_refused_but_in_the_release(root: Path) -> No
 @pytest.mark.parametrize(
     ("first", "second", "says"),
     [
-        ("p1", "P1", "differ in case"),
-        ("p1", "p01", "differ in case"),
+        ("p1", "P1", "differ only in case"),
+        ("p1", "p01", "differ only in case"),
         ("unknown", "p5", "'unknown' stands for a missing one"),
         ("None", "p5", "'None' stands for a missing one"),
         ("-1", "5", "'-1' stands for a missing one"),

@@ -73,6 +73,6 @@ def test_a_deep_picture_takes_no_more_memory_than_its_pixels(tmp_path: Path) -> 
     made = pictures.read_picture(tmp_path / "deep.png", 3000, window=(100, 2000))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 9 * deep.size + 40 * pictures.TOGETHER
+    assert peak < 9 * deep.size + 40 * pictures.PIXELS_AT_ONCE
     expected = ((small - 100.0) / 1900).clip(0, 1) * 255
     np.testing.assert_array_equal(made[0, 0], expected[0].round().astype(np.uint8))

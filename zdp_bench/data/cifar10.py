@@ -1,12 +1,12 @@
 """CIFAR-10 in its official binary layout.
 
     cifar-10-batches-bin/data_batch_{1..5}.bin, test_batch.bin
-        an image: one byte label, 3072 bytes [3, 32, 32]
+        one image: a byte for the label, 3,072 bytes for the pixels [3, 32, 32]
 
-`releases` in the card names what is known: the official files, and the same images in another
-order, by a digest over the sorted images of each part. Other images, such as a copy that went
-through JPEG, are never called CIFAR-10. The Python layout consists of pickles, which are programs,
-and is not read.
+`releases` in the card lists the known releases by checksum: the official files, and the same images
+in another order, for which it has a digest of the sorted images of each part. Other images, such as
+a copy that was compressed with JPEG, are never called CIFAR-10. The Python layout is not read,
+because it consists of pickles, which can execute code.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from zdp_bench.registry import register
 CLASSES = 10
 SHAPE = (3, 32, 32)
 RECORD = 1 + 3 * 32 * 32  # bytes of one image in the binary layout
-MOST_IMAGES = 10**6  # of one file; the release has 10,000
-# Mean and standard deviation of a channel in [0, 1], as published everywhere: public constants, so
-# they cost no privacy.
+MAX_IMAGES = 10**6  # in one file; the release has 10,000
+# Mean and standard deviation of each channel in [0, 1]: published constants, so they cost no
+# privacy.
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 FOLDER = "cifar-10-batches-bin"
@@ -52,7 +52,7 @@ NOTES = {
 
 @dataclass(frozen=True)
 class Images:
-    """One file: images uint8 [n, 3, 32, 32], labels [n]."""
+    """The images, uint8 [n, 3, 32, 32], and labels [n] of one file."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -61,13 +61,21 @@ class Images:
 @register("dataset", "cifar10")
 @dataclass(frozen=True, kw_only=True)
 class Cifar10(Dataset):
-    """CIFAR-10: 50,000 / 10,000 colour images as float32 [3, 32, 32]."""
+    """CIFAR-10: 50,000 training and 10,000 test images, float32 [3, 32, 32].
+
+    Args:
+        normalise: "standard" subtracts the published mean of each channel and divides by its
+            standard deviation; "unit" keeps pixels in [0, 1].
+        augment: name of an augmentation; see `augmentation`. Default: none.
+        layout: both values mean the binary layout.
+        check: accept known releases only. Without it, other files are read as 'derived'.
+    """
 
     names_owners: ClassVar[bool] = False
 
     normalise: Literal["standard", "unit"] = "standard"
     augment: str | None = None
-    layout: Literal["auto", "binary"] = "auto"  # one and the same
+    layout: Literal["auto", "binary"] = "auto"
     check: bool = True
 
     def __post_init__(self) -> None:
@@ -107,14 +115,14 @@ class Cifar10(Dataset):
         )
 
     def paths(self, root: Path) -> list[Path]:
-        """List the six files, those to train on first."""
+        """Return the paths of the six files, training files first."""
         if (root / FOLDER).is_dir():
             return [root / FOLDER / batch for batch in BATCHES]
         raise UserError(f"{root / FOLDER}: is missing. {tell_source(card('cifar10'))}")
 
 
 def release_of(paths: list[Path], of: Card) -> str | None:
-    """Return the release that all files belong to, by their checksums; None for an unknown one."""
+    """Return the release that all files belong to, by their checksums; None if it is unknown."""
     first = _release_of_one(paths[0], of)
     for path in paths[1:]:
         other = _release_of_one(path, of)
@@ -135,7 +143,7 @@ def _release_of_one(path: Path, of: Card) -> str | None:
 
 
 def sorted_digest(files: list[Images]) -> str:
-    """SHA-256 over the sorted images, each behind its label as in the binary layout."""
+    """Return the SHA-256 of the sorted images, each preceded by its label, as in the files."""
     rows: list[bytes] = []
     for part in files:
         labelled = zip(part.labels, part.images, strict=True)
@@ -145,7 +153,7 @@ def sorted_digest(files: list[Images]) -> str:
 
 def read_binary(path: Path) -> Images:
     """Read one file of the binary layout."""
-    with reading(path, RECORD * MOST_IMAGES):
+    with reading(path, RECORD * MAX_IMAGES):
         raw = path.read_bytes()
         whole = len(raw) > 0 and len(raw) % RECORD == 0
         expect(whole, f"holds {len(raw):,} bytes, no whole number of {RECORD}-byte images")
@@ -161,10 +169,19 @@ def read(
     of: Card,
     check: bool,
 ) -> tuple[list[Images], str, Provenance, str]:
-    """Read the six files; return them with their digest, provenance, and notes on differences."""
+    """Read the six files.
+
+    Args:
+        paths: paths of the files, training files first.
+        of: the card, which lists the known releases.
+        check: reject files of no known release.
+
+    Returns:
+        The images of each file, the digest of the files, their provenance, and the notes.
+    """
     release = release_of(paths, of) if check else None
     files = [read_binary(path) for path in paths]
-    if check and release is None:  # perhaps in another order
+    if check and release is None:  # they may be a known release in another order
         parts = {"train": sorted_digest(files[:5]), "test": sorted_digest(files[5:])}
         release = next((name for name, sums in of.releases.items() if sums == parts), None)
     if check and release is None:

@@ -1,7 +1,7 @@
-"""MHA and NRRD volumes, read by SimpleITK and handed on as images of nibabel.
+"""Read MHA and NRRD volumes with SimpleITK, as images of nibabel.
 
-ITK counts millimetres to the patient's Left and Posterior, NIfTI to the Right and Anterior: the
-affine here is NIfTI's. What holds for NIfTI files (`nifti.py`) then holds for these.
+The axes of ITK run to the patient's Left and Posterior side, those of NIfTI to the Right and
+Anterior. Affines here are NIfTI's, so that `nifti.py` can treat these files like NIfTI files.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ import numpy as np
 
 from zdp_bench.foreign_files import expect
 
-NRRD, MHA = b"NRRD000", b"ObjectType"
+NRRD = b"NRRD000"
+MHA = b"ObjectType"
 MARKS = (NRRD, MHA)
-LONGEST_HEADER = 2**16  # bytes
+MAX_HEADER = 2**16  # bytes
 TO_RAS = np.diag([-1.0, -1.0, 1.0])
 
 
 def is_itk(path: Path) -> bool:
-    """True if a file begins as an MHA or NRRD does."""
+    """Return True if a file begins like an MHA or NRRD file."""
     with path.open("rb") as file:
         return file.read(len(MHA)).startswith(MARKS)
 
 
 def open_image(path: Path) -> Any:
-    """Return nibabel's image of a file, with axes as stored; voxels are still on disk.
+    """Open a file as nibabel's image, with axes as stored, without reading its voxels.
 
-    Called inside `foreign_files.reading`.
+    Use inside `foreign_files.reading`.
     """
     import nibabel
 
@@ -39,9 +40,9 @@ def open_image(path: Path) -> Any:
 
 
 def _is_whole_nrrd(path: Path) -> bool:
-    """True for NRRD; reject a header whose voxels are in another file, anywhere."""
+    """Return True for NRRD, False for MHA; reject a header that refers to another file."""
     with path.open("rb") as file:
-        head = file.read(LONGEST_HEADER)
+        head = file.read(MAX_HEADER)
     is_nrrd = head.startswith(NRRD)
     if is_nrrd:
         lines = re.split(rb"\r?\n\r?\n", head)[0]
@@ -53,7 +54,7 @@ def _is_whole_nrrd(path: Path) -> bool:
 
 
 class Voxels:
-    """The voxels [X, Y, Z] or [X, Y, Z, channels] of a file, which are read when they are used."""
+    """The voxels [X, Y, Z] or [X, Y, Z, channels] of a file, read when they are first used."""
 
     is_proxy = True
 
@@ -74,13 +75,13 @@ class Voxels:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """The numbers of a file."""
+        """Type of the stored numbers."""
         empty = self._itk.Image([1, 1, 1], self._reader.GetPixelIDValue())
         return self._itk.GetArrayViewFromImage(empty).dtype
 
     @cached_property
     def affine(self) -> np.ndarray:
-        """[4, 4], from a stored voxel to its place in mm on NIfTI's axes."""
+        """[4, 4], maps indices of stored voxels to a position in mm on NIfTI's axes."""
         directions = np.array(self._reader.GetDirection()).reshape(3, 3)
         affine = np.eye(4)
         affine[:3, :3] = TO_RAS @ directions @ np.diag(self._reader.GetSpacing())
@@ -89,5 +90,5 @@ class Voxels:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         stored = self._itk.GetArrayFromImage(self._reader.Execute())  # [Z, Y, X, ...]
-        turned = stored.transpose(2, 1, 0, *range(3, stored.ndim))
-        return turned if dtype is None else turned.astype(dtype)
+        voxels = stored.transpose(2, 1, 0, *range(3, stored.ndim))
+        return voxels if dtype is None else voxels.astype(dtype)

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST from their idx files, in torchvision's layout (`MNIST/raw/*.gz`)."""
+"""MNIST and Fashion-MNIST, from idx files in torchvision's layout (`MNIST/raw/*.gz`)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
 
 CLASSES = 10
-# Mean and standard deviation of a pixel in [0, 1], as published everywhere: public constants, so
-# they cost no privacy.
+# Mean and standard deviation of pixels in [0, 1]: published constants, so they cost no privacy.
 PIXELS = {"mnist": (0.1307, 0.3081), "fashion_mnist": (0.2860, 0.3530)}
 UNSIGNED_BYTE = 0x08
-LARGEST = 2**30  # bytes of entries; MNIST has 47 million, and EMNIST's largest part 638 million
+MAX_BYTES = 2**30  # of entries; MNIST has 47 million, and EMNIST's largest part 638 million
 
 
 def read_idx(path: Path, dims: int) -> np.ndarray:
     """Read an idx file of unsigned bytes with `dims` dimensions (1 for labels, 3 for images).
 
-    The format: two zero bytes, the type code, the number of dimensions; each dimension as a
-    big-endian uint32; the entries. No more is unpacked than the header announces.
+    An idx file consists of two zero bytes, the type code, the number of dimensions, the size of
+    each dimension as a big-endian uint32, and the entries. No more is decompressed than the header
+    announces.
     """
     open_it = gzip.open if path.suffix == ".gz" else open
     with reading(path), open_it(path, "rb") as file:
@@ -40,19 +40,28 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
         expect(len(head) == 4 + 4 * dims, "ends inside its header")
         shape = np.frombuffer(head[4:], ">u4").tolist()
         size = prod(shape)
-        expect(size <= LARGEST, f"announces {size:,} bytes of data; at most {LARGEST:,} are read")
-        raw = file.read(size + 1)  # to the end, where gzip compares its checksum
-        there = f"{len(raw):,}" if len(raw) <= size else "more"
-        expect(len(raw) == size, f"announces {size:,} bytes of data, but {there} are there")
+        expect(
+            size <= MAX_BYTES, f"announces {size:,} bytes of data; at most {MAX_BYTES:,} are read"
+        )
+        raw = file.read(
+            size + 1
+        )  # one more, so that gzip reaches the end and compares its checksum
+        num_found = f"{len(raw):,}" if len(raw) <= size else "more"
+        expect(len(raw) == size, f"announces {size:,} bytes of data, but {num_found} are there")
     return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
 @register("dataset", "mnist")
 @dataclass(frozen=True, kw_only=True)
 class Mnist(Dataset):
-    """MNIST: 60,000 / 10,000 digits as float32 [28, 28].
+    """MNIST: 60,000 training and 10,000 test digits, float32 [28, 28].
 
-    Missing files are fetched. Without `check` any idx files are read, and are 'derived'.
+    Missing files are downloaded.
+
+    Args:
+        normalise: "standard" subtracts the published mean of pixels and divides by their standard
+            deviation; "unit" keeps pixels in [0, 1].
+        check: verify the checksums. Without it, any idx files are read, and they are 'derived'.
     """
 
     card_name: ClassVar[str] = "mnist"
@@ -87,15 +96,16 @@ class Mnist(Dataset):
         )
 
     def read(self, root: Path) -> tuple[list[torch.Tensor], list[np.ndarray], str, Provenance]:
-        """Read the files, and fetch them before where they are missing.
+        """Read the files, after downloading missing ones.
 
         Returns:
-            Images float32 [n, 28, 28] and labels [n], each of train and test; the files' digest.
+            The images of training and test part, float32 [n, 28, 28]; their labels [n]; the digest
+            of the files; and the provenance.
         """
         of = card(self.card_name)
         fetch(root, of)
         paths = [root / file.path for file in of.files]  # images, labels; train first, then test
-        if self.check:  # before a byte is unpacked
+        if self.check:  # before anything is decompressed
             for path, file in zip(paths, of.files, strict=True):
                 verify(path, file, of.name)
         arrays = [read_idx(path, dims=3 if "images" in path.name else 1) for path in paths]
@@ -109,7 +119,7 @@ class Mnist(Dataset):
         )
 
     def to_float(self, images: np.ndarray) -> torch.Tensor:
-        """Convert bytes to float32 in [0, 1], or standardised by the published constants."""
+        """Convert bytes to float32, normalised as `normalise` says."""
         pixels = torch.from_numpy(images.astype(np.float32) / 255.0)
         mean, deviation = (0.0, 1.0) if self.normalise == "unit" else PIXELS[self.card_name]
         return (pixels - mean) / deviation
@@ -118,7 +128,11 @@ class Mnist(Dataset):
 @register("dataset", "fashion_mnist")
 @dataclass(frozen=True, kw_only=True)
 class FashionMnist(Mnist):
-    """Fashion-MNIST: 60,000 / 10,000 pieces of clothing as float32 [28, 28], in MNIST's format."""
+    """Fashion-MNIST: pieces of clothing in MNIST's format and numbers.
+
+    Args:
+        augment: name of an augmentation; see `augmentation`. Default: none.
+    """
 
     card_name: ClassVar[str] = "fashion_mnist"
 

@@ -1,7 +1,7 @@
-"""Read pictures (PNG and JPEG by PIL) and DICOM images (by pydicom) as squares of bytes.
+"""Read pictures (PNG and JPEG with PIL) and DICOM images (with pydicom) as squares of bytes.
 
-How bright a pixel is follows from what its file says, or from a window that the user gives: never
-from other pictures, of which private ones may be among them.
+The brightness of a pixel depends on its own file and on the user's window, never on other pictures,
+which may be private.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from zdp_bench.data.nifti import Window, fit_planes
 from zdp_bench.foreign_files import Unfit, expect, reading, require_size
 
 Fit = Literal["resize", "crop"]
-TOGETHER = 2**20  # pixels that are shown between a window's ends at once
-MOST_BYTES = 2**28  # of a DICOM file
-TURNED = (5, 6, 7, 8)  # orientations of a camera that swap rows and columns
-ORIENTATION = 274  # EXIF's number of that tag
-OVERLAY_BIT = 0x0102  # of a group 60xx: the bit of a pixel that an overlay is in
-DEFLATED = "1.2.840.10008.1.2.1.99"  # DICOM's one syntax that is unpacked before it is read
+PIXELS_AT_ONCE = 2**20  # pixels to which a window is applied at once
+MAX_BYTES = 2**28  # of a DICOM file
+TURNED = (5, 6, 7, 8)  # EXIF orientations that swap rows and columns
+ORIENTATION = 274  # number of the EXIF tag
+OVERLAY_BIT = 0x0102  # element of a group 60xx: the bit of a pixel that contains the overlay
+DEFLATED = "1.2.840.10008.1.2.1.99"  # the DICOM syntax that compresses the whole data set
 
 
 @contextmanager
 def open_picture(path: Path, *formats: str) -> Iterator[Image.Image]:
-    """Open a picture; its header is read, and no pixel yet."""
+    """Open a picture and read its header, without its pixels."""
     with (
         reading(path),
-        warnings.catch_warnings(action="ignore"),  # of many pixels: PIL refuses twice as many
+        warnings.catch_warnings(
+            action="ignore"
+        ),  # PIL warns of many pixels; `require_size` limits them
         Image.open(path, formats=list(formats or ("PNG", "JPEG"))) as stored,
     ):
         require_size(*stored.size)
@@ -53,11 +55,11 @@ def _has_16_bits(image: Image.Image) -> bool:
 
 
 def inspect_picture(path: Path, window: Window) -> tuple[int, ...]:
-    """Return (rows, columns) by a picture's header, which must define its pixels' brightness."""
+    """Read a picture's (rows, columns) from its header; reject an unknown brightness scale."""
     with open_picture(path) as image:
         _require_depth(path, image, window)
         columns, rows = image.size
-        # of a PNG without EXIF, `getexif` would read the pixels
+        # Only with EXIF data, because `getexif` would read the pixels of a PNG without any.
         is_turned = "exif" in image.info and image.getexif().get(ORIENTATION) in TURNED
         return (columns, rows) if is_turned else (rows, columns)
 
@@ -70,10 +72,15 @@ def read_picture(
     window: Window = None,
     formats: tuple[str, ...] = (),
 ) -> np.ndarray:
-    """Return a picture as bytes [channels, size, size]: grey, or red, green and blue.
+    """Read a picture as bytes [channels, size, size].
 
     Args:
-        window: pixels as stored that are shown as black and white; None: as the file says.
+        path: path of the file.
+        size: rows and columns of the result.
+        channels: 1 for grey, 3 for red, green and blue.
+        fit: "resize" stretches the picture; "crop" cuts out the largest centre square first.
+        window: stored values that become black and white. Default: as the file states.
+        formats: formats to accept. Default: PNG and JPEG.
     """
     colours = "L" if channels == 1 else "RGB"
     with open_picture(path, *formats) as stored:
@@ -94,12 +101,15 @@ def load_pictures(
     size: int,
     channels: int,
 ) -> Tensor:
-    """Return JPEGs as bytes [n, channels, size, size], made once and mapped from the cache.
+    """Load JPEG files as bytes [n, channels, size, size], memory-mapped from the cache.
 
-    They are resized bilinearly over each pixel's whole support; their aspect is not kept.
+    They are resized bilinearly with antialiasing; the aspect ratio is not kept.
 
     Args:
-        kind, digest: of the array, as in `load_or_make`.
+        kind, digest: see `load_or_make`.
+        paths: paths of the files.
+        size: rows and columns of a result.
+        channels: 1 for grey, 3 for red, green and blue.
     """
     shape = (len(paths), channels, size, size)
     blocks = (read_picture(path, size, channels, formats=("JPEG",))[None] for path in paths)
@@ -114,7 +124,7 @@ def describe_size(path: Path) -> str:
 
 
 def inspect_mask(path: Path) -> tuple[int, ...]:
-    """Return (rows, columns) of a mask's PNG."""
+    """Read the (rows, columns) of a mask, a PNG file."""
     with open_picture(path, "PNG") as image:
         return image.size[::-1]
 
@@ -124,9 +134,9 @@ def read_mask(
     size: int,
     fit: Fit,
 ) -> np.ndarray:
-    """Return a PNG's mask as bytes [size, size]: its values, 0 for background.
+    """Read a mask from a PNG file as bytes [size, size]; 0 is the background.
 
-    JPEG loses the edges of a mask, so it is refused.
+    JPEG files are rejected, because compression changes the edges of a mask.
     """
     with open_picture(path, "PNG") as stored:
         grey = np.asarray(stored)
@@ -151,7 +161,7 @@ def _require_depth(
 
 
 def _significant_bits(path: Path) -> int:
-    """Return how many of 16 bits are used, by a PNG's chunk sBIT; 0 if it has none."""
+    """Return the number of significant bits in a PNG's sBIT chunk; 0 if it has none."""
     with path.open("rb") as file:
         file.seek(8)
         while True:
@@ -162,7 +172,7 @@ def _significant_bits(path: Path) -> int:
             if kind == b"sBIT":
                 bits = file.read(1)[0]
                 return bits if 8 <= bits <= 16 else 0
-            file.seek(length + 4, 1)  # behind its content and checksum
+            file.seek(length + 4, 1)  # skip its content and checksum
 
 
 def _in_8_bits(
@@ -170,21 +180,21 @@ def _in_8_bits(
     image: Image.Image,
     window: Window,
 ) -> Image.Image:
-    """Return a picture's pixels between the window's ends, or as sBIT has them, in 8 bits."""
+    """Convert 16 bits per pixel to 8, by the window or, without one, by sBIT."""
     pixels = np.asarray(image)
     if window is None:
         bits = _significant_bits(path)
-        # By the standard the used bits are the upper ones; some writers leave them where they were.
+        # The standard puts significant bits in the upper bits, but some writers use the lower.
         uses_lower = pixels.max(initial=0) < 2**bits and (pixels % 2 ** (16 - bits)).any()
         shift = bits - 8 if uses_lower else 8
         return Image.fromarray((pixels >> shift).astype(np.uint8))
     low, high = window
     grey = np.empty(pixels.shape, dtype=np.uint8)
-    rows = max(1, TOGETHER // max(1, pixels.shape[1]))
+    rows = max(1, PIXELS_AT_ONCE // max(1, pixels.shape[1]))
     for first in range(0, len(pixels), rows):
         part = slice(first, first + rows)
-        share = (pixels[part].astype(np.float64) - low) / (high - low)
-        grey[part] = (share.clip(0, 1) * 255).round()
+        scaled = (pixels[part].astype(np.float64) - low) / (high - low)
+        grey[part] = (scaled.clip(0, 1) * 255).round()
     return Image.fromarray(grey)
 
 
@@ -209,7 +219,11 @@ def read_dicom(
     fit: Fit,
     window: Window,
 ) -> np.ndarray:
-    """Return bytes [1, size, size]: pixels in the file's units, between the window's ends."""
+    """Read a DICOM image as bytes [1, size, size].
+
+    Args:
+        window: see `to_bytes`, in the file's units.
+    """
     from pydicom.pixels import apply_modality_lut
 
     with open_dicom(path) as image:
@@ -224,7 +238,10 @@ def read_dicom(
 
 
 def _stored_pixels(image: Any) -> np.ndarray:
-    """Return the bits that count of each pixel; the others must be empty, its sign, or overlays."""
+    """Return the significant bits of each pixel.
+
+    The other bits must be 0, repeat the sign, or contain an overlay.
+    """
     image.pixel_array_options(correct_unused_bits=False)
     stored: np.ndarray = image.pixel_array
     if stored.dtype.kind == "f":
@@ -241,18 +258,18 @@ def _stored_pixels(image: Any) -> np.ndarray:
 
 
 def inspect_dicom(path: Path) -> tuple[int, ...]:
-    """Return (rows, columns) by the header."""
+    """Read an image's (rows, columns) from its header."""
     with open_dicom(path, stop_before_pixels=True) as image:
         return int(image.Rows), int(image.Columns)
 
 
 @contextmanager
 def open_dicom(path: Path, **options: Any) -> Iterator[Any]:
-    """Open a DICOM file; reject all but one grey image that can be decoded."""
+    """Open a DICOM file, which must contain a single grey image that can be decoded."""
     import pydicom
 
-    with reading(path, MOST_BYTES), warnings.catch_warnings(action="ignore"):
-        # of values that bend the standard
+    with reading(path, MAX_BYTES), warnings.catch_warnings(action="ignore"):
+        # Warnings are ignored: many files deviate slightly from the standard.
         syntax = pydicom.filereader.read_file_meta_info(path).TransferSyntaxUID
         expect(syntax != DEFLATED, "is a deflated DICOM file; store it uncompressed")
         _require_codec(syntax)
@@ -269,15 +286,15 @@ def open_dicom(path: Path, **options: Any) -> Iterator[Any]:
         if bits is not None and high is not None:
             expect(
                 high == bits - 1,
-                f"has its {bits} bits up to bit {high} (HighBit), not {bits - 1}; it is of before "
-                "DICOM 2014: convert it",
+                f"has its {bits} bits up to bit {high} (HighBit), not {bits - 1}; it is older "
+                "than DICOM 2014: convert it",
             )
         expect(image.get("RescaleSlope") != 0, "has RescaleSlope 0, which makes all pixels equal")
         yield image
 
 
 def _require_codec(syntax: Any) -> None:
-    """Reject a compression that no installed package reads, and name one that would."""
+    """Reject a compression that no installed package can read, and name one that can."""
     from pydicom.pixels import get_decoder
 
     try:

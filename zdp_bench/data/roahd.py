@@ -1,8 +1,8 @@
 """The ECGs of the R package roahd: one beat each of 100 people, half with left bundle branch block.
 
-They stand in for CPSC 2018's recordings (Ziller et al. 2021, Table 2) where those are not to be
-had, and are turned into spectra as those are. They are easier: a beat is registered and smoothed.
-Each person has one recording; whole people are held out, as many of either diagnosis.
+They replace the recordings of CPSC 2018 (Ziller et al. 2021, Table 2) if those are not available,
+and are converted to spectra in the same way. The task is easier, because beats are registered and
+smoothed. Each person has one recording; the test part has as many people with either diagnosis.
 """
 
 from __future__ import annotations
@@ -26,19 +26,25 @@ from zdp_bench.registry import register
 
 FOLDER = "roahd/CPSC2018/cinc2020_wfdb"
 FOLDS = 10
-PEOPLE = 50  # of either diagnosis in the package
-CODES = {"RN": DIAGNOSES["Normal"], "RL": DIAGNOSES["LBBB"]}  # what names begin with
+PEOPLE = 50  # with each diagnosis
+CODES = {
+    "RN": DIAGNOSES["Normal"],
+    "RL": DIAGNOSES["LBBB"],
+}  # beginning of a name -> codes of its diagnosis
 
 
 @register("dataset", "roahd")
 @dataclass(frozen=True, kw_only=True)
 class Roahd(Dataset):
-    """roahd's ECGs: spectra complex64 [512]; label 1 is left bundle branch block, 0 is normal.
+    """Spectra of ECGs, complex64 [512]; label 1 is left bundle branch block, 0 is normal.
 
     Args:
-        fold: which tenth of the people of either diagnosis is held out.
-        low_bins: so many bins of every lead instead, complex64 [12, low_bins]: the lowest but that
-            of the mean.
+        fold: index of the tenth of the people to test on.
+        split_seed: seed that draws the folds.
+        channel: lead to use, counted from 1.
+        fft_norm: normalisation of `numpy.fft.fft`.
+        low_bins: use this number of frequency bins of all leads instead, complex64 [12, low_bins]:
+            the lowest ones, without that of the mean.
     """
 
     fold: Annotated[int, Interval(ge=0, lt=FOLDS)] = 0
@@ -67,7 +73,7 @@ class Roahd(Dataset):
         for path in headers:
             checksums += [sha256(path), sha256(path.with_suffix(".mat"))]
         settings = [self.fold, self.split_seed, self.channel, self.fft_norm]
-        if self.low_bins:  # others keep their records' digest
+        if self.low_bins:  # otherwise, the digest of older records stays the same
             settings.append(self.low_bins)
         contents = f"{' '.join(names)}:{':'.join(checksums)}:{tuple(settings)!r}"
         return Splits(
@@ -99,7 +105,7 @@ class Roahd(Dataset):
         )
 
     def spectra(self, path: Path) -> np.ndarray:
-        """Return a recording's spectrum, or the low bins of all leads."""
+        """Return the spectrum of a recording's lead, or the low bins of all leads."""
         if self.low_bins is None:
             (lead,) = read(path, [self.channel]).T
             return self.transform.transform(lead)
@@ -108,7 +114,7 @@ class Roahd(Dataset):
         return spectra[:, 1 : 1 + self.low_bins]
 
     def split(self, targets: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of the people to train and to test on."""
+        """Return the indices of the people to train on and of those to test on."""
         random = np.random.default_rng(self.split_seed)
         testing = list[int]()
         for label in (0, 1):
@@ -124,7 +130,7 @@ class Roahd(Dataset):
 
 
 def list_recordings(root: Path) -> list[Path]:
-    """List the headers by name, also of recordings that have only a signal."""
+    """List the paths of headers, sorted by name, even if a recording has only a signal."""
     folder = root / FOLDER
     stems = {path.stem for path in folder.glob("*") if re.fullmatch(r"R[NL]\d{4}", path.stem)}
     if not stems:
@@ -133,7 +139,10 @@ def list_recordings(root: Path) -> list[Path]:
 
 
 def read(path: Path, channels: Sequence[int]) -> np.ndarray:
-    """Read leads of a recording: float64 [samples, leads] in mV; its diagnosis is as named."""
+    """Read leads of a recording, float64 [samples, leads] in mV.
+
+    Its diagnosis must be the one that its name states.
+    """
     for file in (path, path.with_suffix(".mat")):
         require_inside(file, path.parent)
     diagnoses, leads = read_wfdb(path, channels)

@@ -1,4 +1,4 @@
-"""Read recordings: sound files by soundfile, WFDB records by wfdb; a cut file is refused."""
+"""Read recordings: sound files with soundfile and WFDB records with wfdb."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 from zdp_bench.data.files import require_inside
 from zdp_bench.foreign_files import Unfit, expect, read_text, reading
 
-LARGEST_HEADER = 2**20  # bytes
-CUT = re.compile(r"data : (\d+) \(should be (\d+)\)")  # libsndfile's log of a cut WAV file
+MAX_HEADER = 2**20  # bytes
+TRUNCATED = re.compile(r"data : (\d+) \(should be (\d+)\)")  # in libsndfile's log of a WAV file
 NAMES_A_FILE = re.compile(r"[-\w]+\.\w+(/\d+)?")
-# WFDB's formats that are read: bits of a sample on the disk; FLAC's are not known beforehand.
+# WFDB format that can be read -> bits of a stored sample; 0: compressed with FLAC, so it varies
 BITS = {
     "80": 8,
     "160": 16,
@@ -37,13 +37,15 @@ def open_sound(
     path: Path,
     rate: int,
     channels: int,
-    longest: int,
+    max_samples: int,
 ) -> Iterator[Any]:
     """Open a WAV, FLAC or OGG file and check its header.
 
     Args:
-        rate, channels: 0 takes any.
-        longest: the most samples that a header may announce.
+        path: path of the file.
+        rate: sampling rate that the file must have, in Hz; 0: any.
+        channels: number of channels that it must have; 0: any.
+        max_samples: maximum number of samples that its header may announce.
     """
     import soundfile
 
@@ -55,11 +57,14 @@ def open_sound(
             f"has {file.channels} channels at {file.samplerate} Hz; {expected} at {rate} Hz was "
             "expected",
         )
-        cut = CUT.search(file.extra_info)
-        if cut:
-            raise Unfit(f"announces {cut[1]} bytes of samples, but has {cut[2]}; it is truncated")
-        rule = f"announces {file.frames:,} samples where 1 to {longest:,} were expected"
-        expect(0 < file.frames <= longest, rule)
+        truncated = TRUNCATED.search(file.extra_info)
+        if truncated:
+            announced, stored = truncated.groups()
+            raise Unfit(
+                f"announces {announced} bytes of samples, but has {stored}; it is truncated"
+            )
+        rule = f"announces {file.frames:,} samples where 1 to {max_samples:,} were expected"
+        expect(0 < file.frames <= max_samples, rule)
         yield file
 
 
@@ -67,10 +72,10 @@ def read_sound(
     path: Path,
     rate: int,
     channels: int,
-    longest: int,
+    max_samples: int,
 ) -> np.ndarray:
-    """Return all samples of a sound file, float32 [samples, channels]; whole numbers in ±1."""
-    with open_sound(path, rate, channels, longest) as file:
+    """Read all samples of a sound file, float32 [samples, channels]; integers are scaled to ±1."""
+    with open_sound(path, rate, channels, max_samples) as file:
         samples: np.ndarray = file.read(dtype="float32", always_2d=True)
         rule = f"announces {file.frames:,} samples, but {len(samples):,} are there"
         expect(len(samples) == file.frames, rule)
@@ -86,11 +91,12 @@ class Record:
     """A WFDB record whose header was read.
 
     Attributes:
-        header: wfdb's.
-        comments: its lines behind a #.
-        leads: their names.
-        length: samples of a lead.
-        files: everything that its content is in, the header first.
+        path: path of the header.
+        header: the header, as wfdb's object.
+        comments: lines of the header after a #.
+        leads: names of the leads.
+        length: number of samples per lead.
+        files: paths of all its files, the header first.
     """
 
     path: Path
@@ -104,19 +110,19 @@ class Record:
 def open_record(
     path: Path,
     rate: float,
-    longest: int,
+    max_samples: int,
 ) -> Record:
-    """Read a header and check its signal files; no file outside its folder is touched.
+    """Read the header of a record and check its signal files, which must be in its folder.
 
     Args:
-        path: the header, .hea.
-        rate: 0 takes any.
-        longest: the most samples that a header may announce.
+        path: path of the header, a .hea file.
+        rate: sampling rate that the record must have, in Hz; 0: any.
+        max_samples: maximum number of samples that the header may announce.
     """
     import wfdb
 
     with reading(path):
-        text = read_text(path, LARGEST_HEADER, "latin-1")
+        text = read_text(path, MAX_HEADER, "latin-1")
         lines = [line.strip() for line in text.splitlines()]
         comments = [line.strip(" \t#") for line in lines if line.startswith("#")]
         _require_ascii(line for line in lines if not line.startswith("#"))
@@ -134,11 +140,11 @@ def open_record(
         are_named = len(header.file_name) == header.n_sig and all(header.sig_name)
         has_one_rate = set(header.samps_per_frame) == {1}
         expect(are_named and has_one_rate, "has unnamed leads, or leads of several rates")
-        return _open_signals(path, header, comments, longest)
+        return _open_signals(path, header, comments, max_samples)
 
 
 def _require_ascii(lines: Iterable[str]) -> None:
-    """Reject letters that wfdb drops before it reads a number: `1é0` would be 10."""
+    """Reject characters that are not ASCII, which wfdb drops: it would read `1é0` as 10."""
     for line in lines:
         if not line.isascii():
             letter = next(letter for letter in line if not letter.isascii())
@@ -152,10 +158,10 @@ def _open_signals(
     path: Path,
     header: Any,
     comments: list[str],
-    longest: int,
+    max_samples: int,
 ) -> Record:
-    """Compare the signal files of one WFDB record with its header."""
-    bits: dict[str, int] = {}  # of one moment's samples in each file
+    """Compare the sizes of a record's signal files with its header."""
+    bits: dict[str, int] = {}  # file -> bits of one sample of all its leads
     starts: dict[str, int] = {}
     leads = zip(header.file_name, header.fmt, header.byte_offset, strict=True)
     for name, storage, offset in leads:
@@ -174,7 +180,7 @@ def _open_signals(
     if length is None:
         expect(all(bits.values()), "announces no length, and neither does FLAC")
         length = min(8 * sizes[name] // bits[name] for name in bits)
-    expect(0 < length <= longest, f"announces {length:,} samples")
+    expect(0 < length <= max_samples, f"announces {length:,} samples")
     for name, size in sizes.items():
         announced = bits[name] * length // 8
         with reading(path.parent / name):
@@ -190,10 +196,15 @@ def read_leads(
     channels: list[int],
     end: int | None = None,
 ) -> np.ndarray:
-    """Return the first `end` samples of some leads: float64 [samples, leads], in their units.
+    """Read leads of a record, float64 [samples, leads], in physical units.
 
-    The leads are read to their ends, where their sums are compared with the header's, if it has
+    Leads are always read completely, and compared with the checksums in the header, if there are
     any.
+
+    Args:
+        record: the record.
+        channels: indices of the leads, from 0.
+        end: number of samples to return. Default: all.
     """
     import wfdb
 

@@ -1,4 +1,4 @@
-"""A split into a training and a test part with equal shares of every class."""
+"""Split data into a training and a test part in which all classes have the same frequency."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ import numpy as np
 def stratified_split(
     labels: np.ndarray, test_share: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices to train and to test on, in random order.
+    """Return the indices of the training and the test part, in random order.
 
-    They are those of scikit-learn's `train_test_split(..., stratify=labels)`, which takes a second
-    to import. Both parts must hold as many examples as there are classes, or more.
+    They are the same as those of scikit-learn's `train_test_split(..., stratify=labels)`, which
+    takes a second to import. Each part must have at least as many examples as there are classes.
 
     Args:
-        labels: [n], two or more of each class.
-        test_share: between 0 and 1; the count is rounded up.
+        labels: label of each example [n], with at least two examples per class.
+        test_share: fraction of the examples to test on; their number is rounded up.
+        seed: seed of the draw.
     """
     _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    tested = math.ceil(test_share * len(labels))
+    num_test = math.ceil(test_share * len(labels))
     random = np.random.RandomState(seed)
-    of_training = _share_out(counts, len(labels) - tested, random)
-    of_test = _share_out(counts - of_training, tested, random)
+    train_counts = _allocate(counts, len(labels) - num_test, random)
+    test_counts = _allocate(counts - train_counts, num_test, random)
     in_order = np.argsort(classes, kind="stable")
     train, test = [], []
+    indices_of_classes = np.split(in_order, np.cumsum(counts)[:-1])
     for members, to_train, to_test in zip(
-        np.split(in_order, np.cumsum(counts)[:-1]), of_training, of_test, strict=True
+        indices_of_classes, train_counts, test_counts, strict=True
     ):
         shuffled = members[random.permutation(len(members))]
         train.append(shuffled[:to_train])
@@ -35,15 +37,15 @@ def stratified_split(
     return random.permutation(np.concatenate(train)), random.permutation(np.concatenate(test))
 
 
-def _share_out(counts: np.ndarray, wanted: int, random: np.random.RandomState) -> np.ndarray:
-    """Return how many of each class make up `wanted`: its share, rounded to keep the total.
+def _allocate(counts: np.ndarray, total: int, random: np.random.RandomState) -> np.ndarray:
+    """Distribute a total over the classes in proportion to their counts, in whole numbers.
 
     The classes with the largest remainders are rounded up; among equal ones, the seed chooses.
     """
-    shares = counts / counts.sum() * wanted
-    taken = np.floor(shares)
-    missing = int(wanted - taken.sum())
-    remainders = shares - taken
+    exact = counts / counts.sum() * total
+    taken = np.floor(exact)
+    missing = int(total - taken.sum())
+    remainders = exact - taken
     for remainder in np.unique(remainders)[::-1]:
         if missing == 0:
             break

@@ -1,9 +1,9 @@
-"""All records of a results folder, by an index that saves opening a file for each.
+"""Read all records of a results folder, with an index that avoids opening every file.
 
-The index is `.records.index` beside `runs`: the records without their large sections, and what
-changes with each file (inode, time, size). A file that changed is read again, and the index written
-anew. It may be deleted at any time, and is not needed where it cannot be written. What only some
-commands need of each record can have an index of its own (`read_of_each`).
+The index is `.records.index`, beside `runs`. It contains the records without their large sections,
+and the state (inode, modification time, size) of each file. A file whose state has changed is read
+again, and the index is rewritten. It may be deleted at any time, and is optional if it cannot be
+written. Data that only some commands need can have an index of their own (`read_of_each`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from zdp_bench.records import record as record_module
 from zdp_bench.records.record import Document, Record, read_document, without_large
 
 NAME = ".records.index"
-MOST_INDEX = 1 << 29  # bytes: a hundred thousand records
-State = tuple[int, int, int]  # a new version of a file has an inode of its own
+MAX_INDEX = 1 << 29  # bytes: a hundred thousand records
+State = tuple[int, int, int]  # inode, which is new for a file that was replaced, time and size
 
-_READ: dict[Path, tuple[State, Record]] = {}  # by file: a page asks 20 times
+_READ: dict[Path, tuple[State, Record]] = {}  # by file, because a page reads all records 20 times
 
 
 def read_all(results: Path) -> list[Record]:
     """Return every record under `results/runs`, sorted by recipe, seed and digest.
 
-    A damaged one is left out with a warning on stderr: no reason to lose the others. Do not change
-    what is returned: whoever asks next gets the same objects.
+    A damaged record is left out with a warning on stderr, so that the others can be used. Do not
+    change the records: later calls return the same objects.
     """
     states = dict(_find(results / "runs"))
     stale = [path for path in states if path not in _READ or _READ[path][0] != states[path]]
@@ -52,18 +52,19 @@ def read_all(results: Path) -> list[Record]:
 def read_of_each(
     results: Path, name: str, version: str, read: Callable[[Path], Any]
 ) -> dict[Path, Any]:
-    """Return what `read` makes of the file of each record, and keep it in an index of its own.
+    """Return values computed from the file of each record, with an index of their own.
 
     Args:
-        name: the index's file, beside `runs`.
-        version: changes with what `read` returns.
-        read: from a record's file to JSON values; None of a file that it leaves out.
+        results: folder of results.
+        name: name of the index, beside `runs`.
+        version: must change whenever `read` returns other values.
+        read: computes JSON values from a record's file; None leaves the file out.
     """
     return _read_kept(results, name, version, dict(_find(results / "runs")), read)
 
 
 def _find(runs: Path) -> Iterator[tuple[Path, State]]:
-    """Yield the records below a folder, and what changes with each."""
+    """Yield the path and the state of every record under a folder."""
     for recipe in _folders(runs):
         for home in _folders(recipe):
             path = os.path.join(home, "record.json")
@@ -90,7 +91,7 @@ def _read_kept(
     states: dict[Path, State],
     read: Callable[[Path], Any],
 ) -> dict[Path, Any]:
-    """Read files by the index where it has them as they are, and bring the index up to date."""
+    """Return the values of all files, from the index if they have not changed, and update it."""
     index = _read_index(results / name, version)
     names = {path: str(path).removeprefix(f"{results}/") for path in states}
     is_current = index.keys() <= set(names.values())
@@ -111,7 +112,7 @@ def _read_kept(
 
 
 def _read_values(path: Path) -> Document | None:
-    """Return a record without its large sections; None, with a warning, if it is damaged."""
+    """Read a record without its large sections; None, with a warning, if it is damaged."""
     try:
         document = read_document(path)
     except UserError as error:
@@ -121,9 +122,9 @@ def _read_values(path: Path) -> Document | None:
 
 
 def _read_index(path: Path, version: str) -> dict[str, Any]:
-    """Return [state, values] by a record's path; {} if there is no whole index of this version."""
+    """Read the [state, values] of each path; {} if the index is damaged or of another version."""
     try:
-        head, _, body = read_bytes(path, MOST_INDEX).partition(b"\n")
+        head, _, body = read_bytes(path, MAX_INDEX).partition(b"\n")
     except (OSError, UserError):
         return {}
     if head != _head(version, body):

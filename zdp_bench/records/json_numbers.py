@@ -1,4 +1,4 @@
-"""∞ and NaN in JSON, which has no such numbers: as the strings "inf", "-inf" and "nan"."""
+"""Write ∞ and NaN, which JSON does not have, as the strings "inf", "-inf" and "nan"."""
 
 from __future__ import annotations
 

@@ -237,8 +237,8 @@ def pairs(*inputs: Tensor) -> list[tuple[Tensor, int]]:
 @pytest.mark.parametrize(
     ("dataset", "sentence"),
     [
-        (None, "must be map-style"),
-        ([], "must be map-style and hold examples"),
+        (None, "must be a map-style dataset"),
+        ([], "must be a map-style dataset with examples"),
         ([torch.ones(9, 9)] * 3, "must be pairs"),
         ([("cat", 1)], "must be pairs"),
         (pairs(torch.ones(9, 9), torch.ones(9, 8)), "of one shape"),
