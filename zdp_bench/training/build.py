@@ -37,7 +37,7 @@ from zdp_bench.training.memory_layout import is_dense
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.validation import DEFAULT, KEY
 
-# What torch and Python raise where sizes do not fit one another.
+# Errors that torch and Python raise if model, loss and data do not fit one another.
 UNFIT = (
     RuntimeError,
     ValueError,
@@ -50,7 +50,15 @@ UNFIT = (
 
 
 def build_model(config: Run, data: Splits | DatasetInfo) -> nn.Module:
-    """Return the model, initialised from the seed's own random stream."""
+    """Return the model, initialised from a random stream of the configured seed.
+
+    Args:
+        config: the run's configuration.
+        data: the data set, or its counts and shapes.
+
+    Raises:
+        UserError: the model cannot be built for this data set.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(config.seed, "model").generate_state(1, np.uint64)[0]))
         try:
@@ -72,7 +80,7 @@ def build_model(config: Run, data: Splits | DatasetInfo) -> nn.Module:
 
 
 def _white_noise(data: Splits | DatasetInfo) -> Tensor:
-    """Draw inputs of the data set's shape and dtype with E|z|² = 1: a million numbers or so."""
+    """Draw inputs of the data set's shape and dtype with E|z|² = 1, about a million numbers."""
     if isinstance(data, DatasetInfo):
         dtype = data.dtype
     else:
@@ -86,7 +94,7 @@ def fit_outputs(
     task: Task,
     data: Splits | DatasetInfo,
 ) -> Splits | DatasetInfo:
-    """Return the data with as many outputs as the task has: one logit for two classes."""
+    """Return the data with the task's number of outputs, such as one logit for two classes."""
     outputs = getattr(task, "outputs", data.outputs)
     if outputs == 1 and data.outputs > 2:
         raise UserError(
@@ -102,12 +110,16 @@ def check_fit(
     task: Task,
     data: Splits | DatasetInfo,
 ) -> None:
-    """Run model and loss on one test example, which is public, or on zeros of its shape."""
+    """Run model and loss on one test example, which is public, or on zeros of its shape.
+
+    Raises:
+        UserError: model, loss and data do not fit one another.
+    """
     seen, warned_always = "", torch.is_warn_always_enabled()
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("error", "Casting complex values to real")
-            torch.set_warn_always(True)  # torch would warn of the first cast of a process only
+            torch.set_warn_always(True)  # by default, only a process's first cast warns
             inputs, targets = (
                 zeros_like(data, 1)
                 if isinstance(data, DatasetInfo)
@@ -134,7 +146,7 @@ def check_fit(
 
 
 def zeros_like(data: DatasetInfo, examples: int) -> Batch:
-    """Return zeros of the shapes and dtypes that the data set's inputs and targets have."""
+    """Return zeros with the shapes and dtypes of the data set's inputs and targets."""
     return (
         torch.zeros(examples, *data.input_shape, dtype=data.dtype),
         torch.zeros(examples, *data.target_shape, dtype=data.target_dtype),
@@ -165,9 +177,18 @@ def build_algorithm(
     problem: Problem,
     plan: Plan,
 ) -> tuple[Run, Algorithm]:
-    """Return the algorithm, and the configuration with the noise multiplier it was given.
+    """Return the configuration with the calibrated noise multiplier, and the algorithm.
 
-    z is proportional to it, so one search for a tight ε serves all algorithms that share a plan.
+    z is proportional to the noise multiplier, so one search for a tight ε serves all algorithms
+    that share a plan.
+
+    Args:
+        config: the run's configuration.
+        problem: model, loss and sampling.
+        plan: plan of the steps.
+
+    Raises:
+        UserError: no noise multiplier reaches the target ε, or the budget allows no step.
     """
     make = algorithm_type(config.algorithm.name)
     options, privacy = config.algorithm.options, config.privacy
@@ -198,7 +219,7 @@ def claim_of(
     noise_multiplier: float,
     steps: int,
 ) -> Claim:
-    """Return the configured accountant's inputs for a run."""
+    """Return the inputs of the configured accountant for a number of steps."""
     return Claim(
         noise_multiplier,
         plan.sampling.sample_rate,
@@ -219,7 +240,7 @@ def _with_noise(config: Run, noise_multiplier: float) -> Run:
 
 
 def _check_budget(config: Run, mechanism: Mechanism) -> None:
-    """Reject a budget that would end the run before its first step."""
+    """Reject a budget that does not allow the first step."""
     budget, kind = config.privacy.max_epsilon or 0.0, config.algorithm.options.get("noise")
     if mechanism.z == 0:
         of = f"algorithm={config.algorithm.name}" + (f" and algorithm.noise={kind}" if kind else "")
@@ -227,10 +248,10 @@ def _check_budget(config: Run, mechanism: Mechanism) -> None:
             f"privacy.max_epsilon={budget:g} with {of}: some direction gets no noise, so ε is ∞ "
             "at the first step. Choose other noise, or remove the budget."
         )
-    least = config.federated.local_steps if config.federated.nodes else 1  # of a round, all or none
-    cost = tight_epsilon(mechanism, least, config.privacy.delta)
+    min_steps = config.federated.local_steps if config.federated.nodes else 1  # a whole round
+    cost = tight_epsilon(mechanism, min_steps, config.privacy.delta)
     if cost > budget:
-        first = "one step" if least == 1 else f"one round of federated.local_steps={least}"
+        first = "one step" if min_steps == 1 else f"one round of federated.local_steps={min_steps}"
         raise UserError(
             f"privacy.max_epsilon={budget:g}: {first} costs a tight ε of "
             f"{show_epsilon(cost)}, so the run would take no step. Raise the budget, add noise, "
@@ -239,7 +260,11 @@ def _check_budget(config: Run, mechanism: Mechanism) -> None:
 
 
 def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
-    """Return torch's optimiser over the trainable parameters."""
+    """Return the configured optimiser over the trainable parameters.
+
+    Raises:
+        UserError: its options are invalid, or it cannot take a private step.
+    """
     parameters, options = list(trainable(model).values()), dict(config.optimizer.options)
     is_complex = any(parameter.is_complex() for parameter in parameters)
     if options.get("fused") and is_complex:
@@ -250,7 +275,7 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
     suits_fused = all(parameter.is_cpu and is_dense(parameter) for parameter in parameters)
     chosen = options.keys() & {"fused", "foreach", "differentiable"}
     if config.optimizer.name in ("adam", "adamw") and suits_fused and not (is_complex or chosen):
-        options["fused"] = True  # four times as fast as torch's default on a CPU
+        options["fused"] = True  # on a CPU, four times as fast as torch's default
     make = find_builder("optimizer", config.optimizer.name)
     _leave_compiler()
     try:
@@ -294,10 +319,13 @@ def _is_known_to_step(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def require_step(optimizer: torch.optim.Optimizer) -> None:
-    """Reject an optimiser that cannot step from gradients alone; a copy of it tries.
+    """Reject an optimiser that cannot step from gradients alone. A copy of it takes a step.
 
-    One that calls the loss again (LBFGS) would make a release with each call: ValueError. So does
-    a fused one of a parameter with gaps in its memory, which it would write to.
+    An optimiser that calls the loss again (LBFGS) would make a release with each call.
+
+    Raises:
+        ValueError: the step fails, or the optimiser is fused and a parameter has gaps in its
+            memory, to which it would write.
     """
     for group in optimizer.param_groups:
         if group.get("fused") and not all(map(is_dense, group["params"])):
@@ -311,7 +339,7 @@ def require_step(optimizer: torch.optim.Optimizer) -> None:
     try:  # not `deepcopy(optimizer)`, which loses what a wrapper such as Lookahead holds
         held = {key: value for key, value in vars(optimizer).items() if not key.endswith("hooks")}
         vars(twin).update(copy.deepcopy(held))
-    except Exception:  # it holds what cannot be copied: the first step shows
+    except Exception:  # it cannot be copied: the first private step will show
         return
     twin._optimizer_step_pre_hooks = OrderedDict()
     twin._optimizer_step_post_hooks = OrderedDict()
@@ -333,7 +361,7 @@ def build_scheduler(
     data: Splits | DatasetInfo,
     steps: int,
 ) -> torch.optim.lr_scheduler.LRScheduler | None:
-    """Return the schedule of the learning rate over so many steps, if there is one."""
+    """Return the configured learning rate schedule over a number of steps, or None."""
     if config.scheduler is None:
         return None
     if config.scheduler.name == "reduce_on_plateau" and not data.validation:
@@ -344,7 +372,8 @@ def build_scheduler(
         )
     try:
         make = find_builder("scheduler", config.scheduler.name)
-        known = [] if config.scheduler.name in SCHEDULERS else [steps]  # torch's count epochs
+        # torch's schedules count epochs. Others get the number of steps.
+        known = [] if config.scheduler.name in SCHEDULERS else [steps]
         schedule: torch.optim.lr_scheduler.LRScheduler = make(
             optimizer, *known, **config.scheduler.options
         )
@@ -354,5 +383,5 @@ def build_scheduler(
 
 
 def count_real(parameters: Iterable[nn.Parameter]) -> int:
-    """Return how many real numbers the parameters hold: two for each complex entry."""
+    """Return the number of real numbers in parameters, with two for each complex entry."""
     return sum(p.numel() * (2 if p.is_complex() else 1) for p in parameters)

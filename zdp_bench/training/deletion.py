@@ -1,4 +1,4 @@
-"""Deleting runs: everything of a run goes, except for what it has spent."""
+"""Delete runs, except for what they have spent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Deletion:
 
 
 def find_homes(results: Path, words: Sequence[str]) -> list[Path]:
-    """Return the folder of the one run, finished or not, that each word names.
+    """Return the folder of the run that each word names. Unfinished runs count too.
 
     Args:
         words: RECIPE/RUN, RUN (four or more digits of its digest), a run's name, or a recipe with
@@ -72,14 +72,14 @@ def _name_of(home: Path) -> str:
 
 
 def delete(home: Path) -> Deletion:
-    """Delete the files of a run, except for its ledgers and what they add up to.
+    """Delete the files of a run, except for its ledgers and its spending.
 
-    What is left has a folder of its own, which `budget`, `privacy.total_budget` and `search` count,
-    so that the same run can be carried out again, and counts again.
+    These move to a separate folder, which `budget`, `privacy.total_budget` and `search` still
+    count. If the same run is carried out again, it counts again.
 
     Raises:
-        UserError: what it spent is not known.
-        Busy: a process is at this run.
+        UserError: what the run spent is not known.
+        Busy: another process is carrying out the run.
     """
     with only_one_process(home, wait=False):
         before = _size_of(home)

@@ -1,8 +1,8 @@
-"""What ends a run from outside: SIGTERM, Ctrl-C, a full disk, the end of its parent process.
+"""Handle what ends a run from outside: SIGTERM, Ctrl-C, a full disk, the end of its parent process.
 
-After a signal the current step is finished, the run is saved, and the process exits with a code of
-its own (`EXIT_CODES`); the same command goes on at that step. A second ctrl-C exits at once, and
-the last checkpoint stays.
+After a signal, the current step is finished, the run is saved, and the process exits with a special
+code (`EXIT_CODES`). The same command continues from that step. A second Ctrl-C exits at once and
+leaves the last checkpoint.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from types import FrameType
 from zdp_bench.errors import UserError, explain_missing
 
 # Exit codes of a process that was asked to stop and has saved its state. 75 is EX_TEMPFAIL, "try
-# again later"; a shell's 143 stands for any process that SIGTERM ended, saved or not.
+# again later". A shell's 143 would also stand for processes that have not saved theirs.
 EXIT_CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
 SECONDS_TO_SAVE = 60
 
 # Reasons for a failed write that a user can remove.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 UNWRITABLE = {*_FULL, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM}
-NO_MEMORY = ("can't allocate memory", "failed to map segment")  # torch's words, the linker's
+NO_MEMORY = ("can't allocate memory", "failed to map segment")  # from torch and from the linker
 
 
 class Stopped(BaseException):
-    """A signal asked the process to stop; not an `Exception`, so that a sweep stops too."""
+    """A signal stopped the process. It is no `Exception`, so that a sweep stops too."""
 
     def __init__(self, by: int) -> None:
         super().__init__(by)
@@ -49,7 +49,7 @@ class Stopped(BaseException):
 
 
 def find_stop(error: BaseException) -> Stopped | None:
-    """Return the `Stopped` behind an error; a library may raise its own when interrupted."""
+    """Return the `Stopped` behind an error, or None. A library may raise its own error after it."""
     under: BaseException | None = error
     while under is not None and not isinstance(under, Stopped):
         under = under.__context__
@@ -58,24 +58,25 @@ def find_stop(error: BaseException) -> Stopped | None:
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], int]]:
-    """Let SIGTERM and the first Ctrl-C only set a flag; yield a function that returns it, or 0.
+    """Record SIGTERM and the first Ctrl-C instead of stopping.
 
-    Outside the main thread, where Python receives no signals, it is always 0.
+    Yield a function that returns the number of the signal, or 0. Outside the main thread, where
+    Python receives no signals, it always returns 0.
     """
-    asked = 0
+    received = 0
 
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked == number == signal.SIGINT:
+    def record(number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        if received == number == signal.SIGINT:
             raise KeyboardInterrupt
-        asked = number
+        received = number
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: 0
         return
-    before = {number: signal.signal(number, note) for number in EXIT_CODES}
+    before = {number: signal.signal(number, record) for number in EXIT_CODES}
     try:
-        yield lambda: asked
+        yield lambda: received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -83,7 +84,7 @@ def stop_signals() -> Iterator[Callable[[], int]]:
 
 @contextmanager
 def stop_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM raise `Stopped` outside of runs, once the runs of a sweep's workers are saved."""
+    """Let SIGTERM raise `Stopped` outside of runs, after a sweep's workers have saved theirs."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         workers = multiprocessing.active_children()  # joblib would kill them
@@ -106,7 +107,7 @@ def stop_on_sigterm() -> Iterator[None]:
 
 @cache
 def end_with_parent(parent: int) -> None:
-    """End this process, its run saved, when `parent`, which started it, ends or is killed."""
+    """Save the run and end this process when `parent`, which started it, ends or is killed."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -120,13 +121,13 @@ def end_with_parent(parent: int) -> None:
 def explain_write_errors(
     home: Path, then: str = "the same command continues from the last checkpoint"
 ) -> Iterator[None]:
-    """Turn a failed write into a run's folder into one sentence that states what is kept."""
+    """Turn a failed write into a run's folder into a clear error that states what is kept."""
     try:
         yield
     except OSError as error:
         where = Path(str(error.filename or home))
         if error.errno not in UNWRITABLE or not where.is_relative_to(home.parent):
-            raise  # an example that cannot be read, say
+            raise  # another error, such as an unreadable example
         raise UserError(
             f"{where}: {error.strerror}. Everything saved is intact: once {home.parent} is "
             f"writable, {then}."
@@ -134,7 +135,7 @@ def explain_write_errors(
 
 
 def explain(error: BaseException) -> UserError | None:
-    """Return a sentence for what the system refuses: memory, a path, a package; None for others."""
+    """Return a clear error for what the system refuses: memory, a path or a package; else None."""
     if sentence := explain_memory_error(error):
         return sentence
     if isinstance(error, OSError) and error.filename and error.strerror:
@@ -142,7 +143,7 @@ def explain(error: BaseException) -> UserError | None:
             f"{error.filename}: {error.strerror}. Fix this, or choose another folder "
             "(paths.results, paths.data, --results); everything saved is intact."
         )
-    if isinstance(error, OSError) and error.errno in UNWRITABLE:  # of a stream, which has no name
+    if isinstance(error, OSError) and error.errno in UNWRITABLE:  # a stream, which has no name
         return UserError(
             f"the output cannot be written: {error.strerror}. Everything saved is intact; print to "
             "somewhere else."
@@ -151,7 +152,7 @@ def explain(error: BaseException) -> UserError | None:
 
 
 def explain_memory_error(error: BaseException) -> UserError | None:
-    """Return a sentence if the system, or a limit such as `ulimit -v`, refuses memory."""
+    """Return a clear error if the system, or a limit such as `ulimit -v`, refuses memory."""
     refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
     said = any(words in str(error) for words in NO_MEMORY)
     if not (refused or said or isinstance(error, MemoryError)):
@@ -163,7 +164,7 @@ def explain_memory_error(error: BaseException) -> UserError | None:
 
 
 def require_writable(folder: Path) -> None:
-    """Check before the work that `folder` can be written to or made; leave nothing behind."""
+    """Check that `folder` can be written to or created. Leave nothing behind."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         tempfile.TemporaryFile(dir=there).close()

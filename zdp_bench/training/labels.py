@@ -1,4 +1,4 @@
-"""Name, tags and notes of a run: what people find it by, and no part of what it computes."""
+"""Name, tags and notes, by which people find a run. They do not affect what it computes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from zdp_bench.training.run_folder import Outcome
 
 
 def labels_of(config: Run) -> dict[str, dict[str, Any]]:
-    """Return a record's section `labels`, with those that are set; without any, nothing."""
+    """Return a record's section `labels` with the labels that are set; {} if none is."""
     labels = {key: getattr(config, key) for key in LABELS if getattr(config, key)}
     return {"labels": labels} if labels else {}
 
 
 def relabel(outcome: Outcome, config: Run) -> Outcome:
-    """Return a run that was done before with the labels it is given now, which its record keeps."""
+    """Add the configured labels to the record of a run that had finished before."""
     before = dict(outcome.record.get("labels") or {})
     labels = before | labels_of(config).get("labels", {})
     if labels == before:

@@ -1,8 +1,8 @@
-"""Loggers: experiment trackers that a run's test metrics, ε and record are sent to.
+"""Send a run's test metrics, ε and record to an experiment tracker.
 
 A logger (`logger=NAME`) gets what the record holds and nothing else. Numbers from training examples
-would be releases that no ε covers. Whatever a logger does, the run goes on: its first error ends
-the logging, with a warning.
+would be releases that no ε covers. A logger never stops a run: its first error ends the logging,
+with a warning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zdp_bench.errors import in_one_line
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
 
-IDENTITY = "logged_as"  # the file in a run's folder with the name that trackers know it by
+IDENTITY = "logged_as"  # file in a run's folder that holds the run's name in trackers
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class LoggedRun:
     """What a logger is told before the first step.
 
     Attributes:
-        identity: names the run in a tracker; the same whenever the run is resumed.
+        identity: name of the run in a tracker. It stays the same when the run is resumed.
         title: the run's name, or its recipe and the first digits of its digest.
         recipe: the recipe's name.
         tags: words to find the run by.
@@ -67,10 +67,10 @@ class Logger(Protocol):
 
 
 class Tracker:
-    """The configured logger of one run, if there is one; none of its methods raises an error.
+    """The configured logger of one run, if any. None of its methods raises an error.
 
     Raises:
-        ImportError: when made, if the logger's package is not installed.
+        ImportError: on creation, if the logger's package is not installed.
     """
 
     def __init__(self, config: Run) -> None:
@@ -92,7 +92,7 @@ class Tracker:
             self._try(self._logger.log, metrics)
 
     def finish(self, record: Record) -> None:
-        """Log the record and close the run; say so if the run was done before."""
+        """Log the record and close the run. Warn if the run had finished before."""
         if self._logger and self._home:
             self._try(self._logger.finish, record, self._home / "record.json")
         elif self._logger:
@@ -131,7 +131,7 @@ def describe_run(
     home: Path,
     steps_done: int,
 ) -> LoggedRun:
-    """Return what a logger is told of the run whose folder is `home`."""
+    """Return what a logger is told about the run in the folder `home`."""
     recorded = {key: value for key, value in config.resolved.items() if key not in NOT_RECORDED}
     return LoggedRun(
         identity=_identity_of(home),
@@ -146,7 +146,7 @@ def describe_run(
 
 
 def _identity_of(home: Path) -> str:
-    """Return the name of a run in trackers: a new one for each start that does not resume it."""
+    """Return the name of a run in trackers, which is new unless the run is resumed."""
     path = home / IDENTITY
     if path.is_file():
         return path.read_text(encoding="utf-8").strip()

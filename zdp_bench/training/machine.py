@@ -1,13 +1,13 @@
-"""The machine of a run: its device and precision, its software and code, commit and memory.
+"""Choose a run's device and precision, and describe its machine, software and code.
 
     precision: null    float32 in forward and backward pass
                tf32    TensorFloat-32 products (10 bits). Not for private algorithms: their clipped
-                       sums are such products too, and would exceed the bound they were clipped to
+                       sums are such products too, and would exceed their bound
                bf16    forward pass of training under autocast, for real networks and for
                        algorithms that keep their sums in float32
 
-Norms, sums of clipped gradients, noise and evaluation are in float32 or wider with any of them.
-torch's defaults are not relied on: they allow TF32 in cuDNN's convolutions.
+Norms, sums of clipped gradients, noise and evaluation are in float32 or wider with each of them.
+torch's defaults are overridden, because they allow TF32 in cuDNN's convolutions.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from zdp_bench.nn.precision import REGIONS, float32_products, region_of
 
 PRECISIONS = ("tf32", "bf16")
 
-Plugins = Sequence[tuple[str, str]]  # (kind, name) of those a run is made of
+Plugins = Sequence[tuple[str, str]]  # (kind, name) of each plug-in that a run uses
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device. `auto` is CUDA if there is one, and of several ranks' GPUs this rank's."""
+    """Return the device. `auto` is CUDA if available, with one GPU for each local rank."""
     if name == "auto":
         if not torch.cuda.is_available():
             return torch.device("cpu")
@@ -63,11 +63,11 @@ def arithmetic(
     algorithm: Any,
     device: torch.device,
 ) -> Iterator[None]:
-    """Set torch's precision inside the block; the module explains each."""
+    """Set torch's precision inside the block; see the module's docstring."""
     check_precision(precision, model, algorithm)
     hooks = _autocast(model, device) if precision == "bf16" else []
     if deterministic:
-        # Read when CUDA's context is made.
+        # CUDA reads it when its context is created.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         before = torch.get_deterministic_debug_mode()
         torch.use_deterministic_algorithms(True)
@@ -111,7 +111,7 @@ def check_precision(
 
 
 def _autocast(model: nn.Module, device: torch.device) -> list[Any]:
-    """Run the model's forward pass in bfloat16 and return float32; return the hooks."""
+    """Make the model's forward pass run in bfloat16 and return float32. Return the hooks."""
     region = torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
     def leave(
@@ -136,7 +136,7 @@ def _autocast(model: nn.Module, device: torch.device) -> list[Any]:
 
 
 def environment(device: torch.device, used: Plugins = ()) -> dict[str, Any]:
-    """Return the section of a record that names device, threads, versions, plug-ins and commit."""
+    """Return a record's section on device, threads, versions, plug-ins and commit."""
     plugins = plugin_digests(used)
     named = ("torch", "numpy", "scipy", "dp-accounting", "hydra-core", "scikit-learn")
     return {
@@ -153,7 +153,7 @@ def environment(device: torch.device, used: Plugins = ()) -> dict[str, Any]:
 
 @cache
 def git_commit() -> str | None:
-    """Return the checkout's commit, with `-dirty` if its code was changed; None if installed."""
+    """Return the checkout's commit, with `-dirty` if its code was changed, or None if installed."""
     root = CONF.parent
 
     def git(*arguments: str) -> str:
@@ -171,15 +171,15 @@ def git_commit() -> str | None:
 
 
 def foreign_code(used: Plugins) -> str:
-    """Return this package's version and a digest of the files of plug-ins from other packages.
+    """Return this package's version, and a digest of the files of third-party plug-ins.
 
-    Not of its own files: a run repeats from one commit to the next, as long as no number changes.
+    This package's own files are not covered, so that a run has the same noise at the next commit.
     """
     return f"{__version__}:{_digest_of(registry.foreign_packages(used))}"
 
 
 def plugin_digests(used: Plugins) -> dict[str, str]:
-    """Return a digest of the files of each other package that has a plug-in in use."""
+    """Return a digest of the files of each third-party package with a plug-in in use."""
     packages = {registry.package_of(*one) for one in used} - {"zdp_bench"}
     return {package: _digest_of((package,)) for package in sorted(packages)}
 
@@ -191,9 +191,17 @@ def execution_digest(
     ranks: int,
     deterministic: bool,
 ) -> str:
-    """Return the SHA-256 of all that decides a step's bits, beside its key and starting state.
+    """Return a SHA-256 of what determines a step's bits, except for its key and starting state.
 
-    It is empty on a GPU without `execution.deterministic`, where no step repeats bit for bit.
+    It is empty on a GPU without `execution.deterministic`, where no step can be repeated bit for
+    bit.
+
+    Args:
+        used: plug-ins that the run uses.
+        device: device of the run.
+        micro_batch: size of the micro-batches.
+        ranks: number of processes.
+        deterministic: whether torch's deterministic algorithms are used.
     """
     if device.type != "cpu" and not deterministic:
         return ""
@@ -208,17 +216,17 @@ def execution_digest(
     return hashlib.sha256(repr(what).encode()).hexdigest()
 
 
-_version = cache(version)  # each takes a millisecond
+_version = cache(version)  # each call takes a millisecond
 
 
 def code_digest(used: Plugins) -> str:
-    """Return the SHA-256 of all files of this package and of the plug-ins."""
+    """Return a SHA-256 of all files of this package and of third-party plug-ins."""
     return _digest_of(("zdp_bench", *registry.foreign_packages(used)))
 
 
 @cache
 def _digest_of(packages: tuple[str, ...]) -> str:
-    """Return the SHA-256 of the paths and contents of all Python files of imported packages."""
+    """Return a SHA-256 of the paths and contents of all Python files in imported packages."""
     chain = hashlib.sha256()
     for name in packages:
         module = sys.modules[name]
@@ -233,7 +241,7 @@ def _digest_of(packages: tuple[str, ...]) -> str:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak in bytes: allocated on the GPU, resident on the CPU."""
+    """Return the peak memory in bytes: allocated on a GPU, or resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     kilo = 1 if os.uname().sysname == "Darwin" else 1024

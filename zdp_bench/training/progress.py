@@ -1,9 +1,9 @@
-"""A run's progress, and what callbacks receive.
+"""Show a run's progress, and call its callbacks.
 
 A callback (`execution.callbacks=[NAME]`) is a plug-in, `@register("callback", "NAME")`: a function
-of the run's configuration that returns `on_step(metrics)`. It gets the record's test metrics and
-tight ε of every evaluation. Numbers from training examples, such as a loss or a batch's size, would
-cost privacy, as would time and memory of a step: none is told.
+of the run's configuration that returns `on_step(metrics)`. It gets the test metrics and the tight ε
+of every evaluation, as in the record. It gets no numbers from training examples, such as a loss or
+a batch's size, and neither time nor memory of a step: they would cost privacy.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ if TYPE_CHECKING:  # what prints a table needs neither Hydra nor torch
     from zdp_bench.config.schema import Run
 
 log = logging.getLogger(__name__)
-BAR, BAR_TERMINAL = 20, 110  # widths: of the bar, and of the narrowest terminal with one
+BAR_WIDTH = 20
+MIN_WIDTH_FOR_BAR = 110  # width of the narrowest terminal that shows a bar
 
 
 class Watcher:
-    """Follows a run; this one says nothing. None of what it gets costs privacy."""
+    """Follows a run. This base class does nothing. Nothing that it is told costs privacy."""
 
     def started(
         self,
@@ -58,7 +59,7 @@ class Watcher:
 
 
 class Live(Watcher):
-    """Shows one run, from its second epoch on with the time that is left; a context manager."""
+    """Shows the progress of one run, with the remaining time from its second epoch on."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class Live(Watcher):
             self._bar.start()
 
     def _make_bar(self) -> Progress:
-        whole = Column(no_wrap=True)  # steps, ε and time are never cut
+        whole = Column(no_wrap=True)  # steps, ε and time are never truncated
         time_left = Column(no_wrap=True, min_width=len("0:00:00"))
         columns = [
             TextColumn("{task.description}", table_column=_cut(1, 8)),
@@ -108,8 +109,8 @@ class Live(Watcher):
             TextColumn("{task.fields[spent]}", table_column=whole),
             TimeRemainingColumn(table_column=time_left),
         ]
-        if self._console.width >= BAR_TERMINAL:
-            columns.insert(1, BarColumn(BAR))
+        if self._console.width >= MIN_WIDTH_FOR_BAR:
+            columns.insert(1, BarColumn(BAR_WIDTH))
         return Progress(
             *columns,
             console=self._console,
@@ -156,12 +157,12 @@ def _state(metrics: dict[str, float]) -> str:
 
 
 def _cut(ratio: int, least: int) -> Column:
-    """Return a column that takes its share of the room that is left, and is cut to it."""
+    """Return a column that takes a part of the remaining width, and is truncated to it."""
     return Column(no_wrap=True, overflow="ellipsis", ratio=ratio, min_width=least)
 
 
 class Reporter(Watcher):
-    """Logs, calls the callbacks and the logger of a run, and passes everything on."""
+    """Writes the log, calls a run's callbacks and logger, and passes events to another watcher."""
 
     def __init__(self, beside: Watcher, config: Run) -> None:
         self._beside = beside
@@ -179,7 +180,7 @@ class Reporter(Watcher):
         self._tracker.start(home, done)
 
     def finished(self, record: Record) -> None:
-        """Hand the record to the logger, if the run was carried out here."""
+        """Pass the record to the logger, if this process carried out the run."""
         self._tracker.finish(record)
 
     def started(

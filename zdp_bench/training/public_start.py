@@ -1,7 +1,7 @@
 """Start from the weights of a run on public data: `model.init_from=RECIPE` or `RECIPE/RUN`.
 
-No ε counts what such weights know, so the data they were trained on must be public: generated, or
-`public: true` in its card, and not what the new run is to keep private.
+No ε covers what such weights reveal, so their training data must be public: generated, or marked
+`public: true` in the data set's card, and not data that the new run should keep private.
 """
 
 from __future__ import annotations
@@ -26,22 +26,34 @@ from zdp_bench.training.spending import read_sources
 
 @dataclass(frozen=True)
 class PublicStart:
-    """The weights of a finished run, and where they come from."""
+    """The weights of a finished run, and where they come from.
 
-    asked: str  # the value of `model.init_from`
+    Attributes:
+        asked: value of `model.init_from`.
+        record: the finished run's record.
+        weights: the weights, as a state dictionary.
+        digest: digest of the weights.
+        sources: files of the training data (`Splits.sources`); None if they are not known.
+    """
+
+    asked: str
     record: Record
     weights: dict[str, Any]
-    digest: str  # of the weights
-    sources: frozenset[str] | None  # the files it was trained on (`Splits.sources`), if known
+    digest: str
+    sources: frozenset[str] | None
 
     def require_apart(self, data: Splits) -> None:
-        """Reject data that the weights were trained on, under any name."""
+        """Reject data on which the weights were trained, under any name."""
         generated = self.record.data.provenance == "synthetic"
         if self.sources and not generated and self.sources & data.sources:
             raise _refuse_own(self.asked, self.record.data.name)
 
     def load_into(self, model: nn.Module) -> None:
-        """Give the model these weights."""
+        """Load the weights into a model.
+
+        Raises:
+            UserError: the weights do not fit the model.
+        """
         try:
             model.load_state_dict(self.weights)
         except RuntimeError as error:
@@ -63,7 +75,7 @@ class PublicStart:
         }
 
     def note(self) -> str:
-        """Return the start in words, for the notes under a table."""
+        """Return a sentence about the start, for the notes under a table."""
         data = self.record.data
         return (
             f"starts from public weights: recipe={self.record.recipe} on {data.name} "
@@ -72,7 +84,7 @@ class PublicStart:
 
 
 def find_start(config: Run) -> PublicStart | None:
-    """Return the weights that `model.init_from` names; None if the run starts from none."""
+    """Return the weights that `model.init_from` names, or None if it is not set."""
     if config.init_from is None:
         return None
     if config.federated.nodes:
@@ -96,17 +108,17 @@ def find_start(config: Run) -> PublicStart | None:
 
 
 def digest_of(config: Run, data_digest: str) -> str:
-    """Return the digest that names a run: of experiment, seed, data and starting weights.
+    """Return the digest that identifies a run, of its experiment, seed, data and starting weights.
 
-    Two runs from different weights must not share their noise.
+    It covers the weights because runs from different weights must not share their noise.
     """
     start = find_start(config)
-    of = f"{data_digest}:{start.digest}" if start else data_digest
-    return run_digest(config, of, plugin_digests(config.plugins))
+    inputs_digest = f"{data_digest}:{start.digest}" if start else data_digest
+    return run_digest(config, inputs_digest, plugin_digests(config.plugins))
 
 
 def _require_public(config: Run, record: Record) -> None:
-    """Reject weights that were trained on data that no ε counts."""
+    """Reject weights that were trained on private data, which no ε of this run covers."""
     data = record.data
     if data.provenance == "synthetic":
         return
@@ -131,7 +143,7 @@ def _refuse_own(asked: str | None, name: str) -> UserError:
 
 
 def find_card(name: str) -> Card | None:
-    """Return the card of a data set; None for one of another package, without a card."""
+    """Return the card of a data set, or None if a third-party data set has no card."""
     try:
         return card(name)
     except UserError:

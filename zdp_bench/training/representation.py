@@ -1,4 +1,4 @@
-"""The configured representation: built, checked against the data, applied, and read from a record.
+"""Build the configured representation, check it against the data, and apply it.
 
 `representation=NAME` is a public, fixed transform of one example in front of the model; see
 `zdp_bench/representations`.
@@ -48,10 +48,10 @@ def build_representation(
 
 
 def shares_data(trained_on: str, private: str) -> bool:
-    """True if the stated training data of weights may be the private data set.
+    """Return True if the stated training data of weights may be the private data set.
 
-    A data set's own name means that one and what its card says it reads; in other words,
-    'Fashion MNIST, train', a name within the other is enough.
+    The name of a data set stands for the data set and what it reads by its card. Any other text,
+    such as 'Fashion MNIST, train', matches if one name contains the other.
     """
     public, own = _plain(trained_on), _plain(private)
     uses = {_plain(card.name): _plain(card.uses) for card in cards()}
@@ -67,7 +67,7 @@ def _plain(name: str) -> str:
 
 
 def represent_data(config: Run, data: Splits) -> Splits:
-    """Return the data set with each example's representation in its place, if one is configured."""
+    """Return the data set with each example replaced by its representation, if configured."""
     if config.representation is None:
         return data
     inputs, _ = data.test.batch(torch.arange(1))

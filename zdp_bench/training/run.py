@@ -247,6 +247,7 @@ class CentralSteps:
                 "privacy.secure; or rename the run's folder, which `zdp-bench budget` still counts."
             )
         if self.loop.ranks.is_first:
+            self.ledger.sync()  # because `spending.json` states the releases in it
             reserve(
                 setup.config,
                 setup.data,

@@ -1,6 +1,6 @@
-"""Validation examples of any data set: whole owners, held out of its training part.
+"""Hold out the examples of whole owners from the training part, for validation.
 
-They are public: they steer what is trained, and no ε covers them.
+Validation examples are public: they influence what is trained, and no ε covers them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.privacy.sampling import place_each
 
 KEY = "dataset.validation_share"
-DEFAULT = 0.1  # of the owners, where examples are needed to choose by
+DEFAULT = 0.1  # fraction of the owners to hold out if validation examples are needed
 PLACES = 10_000
 SEED = b"validation owner"
 
@@ -25,9 +25,9 @@ SEED = b"validation owner"
 def pick_owners(data: Splits, share: float) -> np.ndarray:
     """Return True for each training example whose owner is held out, [n].
 
-    The owner's name decides, its number if it has none, or an example's content if there are no
-    owners: so another owner more or less moves nobody, and every run of a data set holds out the
-    same ones. About `share` of the owners are.
+    The hash of the owner's name decides; without a name, that of its number; without owners, that
+    of an example's content. So adding or removing an owner does not affect others, and every run on
+    a data set holds out the same owners. About `share` of the owners are held out.
 
     Raises:
         UserError: the data set has validation examples, does not state who owns several examples,
@@ -52,7 +52,7 @@ def hold_out(
     held: np.ndarray,
     share: float,
 ) -> Splits:
-    """Return the data set with the examples of `held` [n] as its validation part."""
+    """Return the data set with the examples in `held`, [n], as its validation part."""
     rows = torch.arange(len(held))
     chosen = torch.from_numpy(held)
     notes = [data.notes] if data.notes else []
@@ -66,7 +66,7 @@ def hold_out(
 
 
 def expect_held_out(info: DatasetInfo, share: float) -> DatasetInfo:
-    """Return the counts of a release, whose files are not there, with a share held out."""
+    """Return a data set's expected counts with a part held out, if its files are not there."""
     train = info.train - round(share * info.train)
     owners = info.owners and info.owners - round(share * info.owners)
     return replace(info, train=train, validation=info.train - train, owners=owners)

@@ -1,4 +1,4 @@
-"""A linear warm-up and a cosine decay over the steps of a run."""
+"""Learning rate schedules over the steps of a run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from zdp_bench.registry import register
 
 @register("scheduler", "warmup_cosine")
 class WarmupCosine(LambdaLR):
-    """Linear warm-up, then half a cosine (Loshchilov and Hutter 2017), one step a step.
+    """Linear warm-up, then half a cosine (Loshchilov and Hutter 2017).
+
+    It is stepped after each step of the optimiser.
 
     Args:
-        steps: of the whole run.
-        warmup: share of the steps in which the rate rises to the optimiser's.
-        final: share of the optimiser's rate that the cosine ends at.
+        optimizer: the optimiser.
+        steps: number of steps of the run.
+        warmup: fraction of the steps in which the rate rises to the optimiser's. Default: 0.05.
+        final: fraction of the optimiser's rate at which the cosine ends. Default: 0.
     """
 
-    each_step = True  # torch's own take one step an epoch
+    each_step = True  # torch's own schedules are stepped after each epoch
 
     def __init__(
         self,
