@@ -1,8 +1,8 @@
-"""Your own files, in folders or by a CSV, split by patient: pictures, scans, recordings.
+"""Your own files, in folders or listed by a CSV, split by patient: pictures, scans, recordings.
 
-Nothing is computed from the training set to prepare it: numbers are scaled by constants of the
-recipe, or by what is in the one plane alone. The record's notes name the classes and no count of
-them.
+No statistic of the training set is used to prepare it: values are scaled by constants of the
+recipe, or by statistics of the same plane. The notes of a record name the classes, but not their
+counts.
 """
 
 from __future__ import annotations
@@ -38,12 +38,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pairs:
-    """Images with their references, bytes until they are drawn, as `task=reconstruction` has them.
+    """Images with their references, stored as bytes, for `task=reconstruction`.
 
     Targets [B, ..., 2, size, size] are the reference and the image itself, in [0, 1].
+
+    Attributes:
+        images: the images; their targets are the references.
     """
 
-    images: Examples  # whose targets are the references
+    images: Examples
     is_stochastic = False
 
     @property
@@ -65,12 +68,20 @@ OPTIONAL = ("window", "depth", "length", "rate", "scale", "leads", "spectrum")
 @register("dataset", "folder")
 @dataclass(frozen=True, kw_only=True)
 class Folder(Form, Dataset):
-    """Examples as `Kind.shape` says, and their class, the bytes of their mask, or their reference.
+    """Your own examples with classes, masks or references; `Kind.shape` gives the shape of inputs.
 
-    Pixels stay bytes on the disk until they are drawn (`cache.py`).
+    Pixels are cached as bytes and converted when they are drawn (`cache.py`).
 
-    mean, deviation: of a pixel in [0, 1]; the model gets (pixel − mean) / deviation.
-    scale: a recording's samples are multiplied by it.
+    Args:
+        path: path of the folder or CSV.
+        patient: regular expression whose first group is the patient in a file's name or path.
+        mean, deviation: the model gets (pixel − mean) / deviation of pixels in [0, 1].
+        augment: name of an augmentation; see `augmentation`. Default: none.
+        test_share: fraction of the owners to test on, unless you split the files.
+        split_seed: seed that draws them.
+        max_per_patient: maximum number of training examples per owner. Default: all.
+        bad_examples: see `read_each`.
+        scale: factor on the samples of a recording.
     """
 
     path: str | None = None
@@ -97,7 +108,7 @@ class Folder(Form, Dataset):
 
     @property
     def pixels(self) -> tuple[float, float]:
-        """Mean and deviation, as `Examples` takes them."""
+        """The (mean, standard deviation) for `Examples`."""
         return float(self.mean), float(self.deviation)
 
     def load(self, root: Path) -> Splits:
@@ -143,7 +154,10 @@ class Folder(Form, Dataset):
         )
 
     def info(self, root: Path) -> DatasetInfo:
-        """Add the training examples of each class, which a record never has."""
+        """Describe the examples, with the number of training examples per class.
+
+        These numbers are never written to a record.
+        """
         found = self.find()
         classes = dict.fromkeys(found.classes, 0)
         for item, use in zip(found.items, found.used, strict=True):
@@ -152,7 +166,11 @@ class Folder(Form, Dataset):
         return replace(super().info(root), classes=classes)
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
-        """Read every file that is listed, with its mask or reference."""
+        """Check every listed file, with its mask or reference.
+
+        Yields:
+            The path of each file and what is wrong with it, '' if nothing.
+        """
         if self.path is None:
             return
         picture, told = readers.PICTURE, False  # of files that no option is given for, once
@@ -169,7 +187,7 @@ class Folder(Form, Dataset):
                 yield path, problem
 
     def find(self) -> Listing:
-        """List the files, without the damaged ones if they are skipped, and split them."""
+        """List and split the files, without damaged ones if these are skipped."""
         if self.path is None:
             raise UserError(
                 "dataset.path=null: set the path of your data, such as dataset.path=./scans."
@@ -191,14 +209,14 @@ class Folder(Form, Dataset):
         return listing.list_examples(path, kind, items, facts, used, skipped)
 
     def _find_kind(self, items: list[Item]) -> Kind:
-        """Return the kind of the first file; if files are skipped, of the first of any kind."""
+        """Return the kind of the first file or, if files are skipped, of the first readable one."""
         for item in items if self.bad_examples == "skip" else ():
             with suppress(UserError):
                 return readers.kind_of(item.path)
         return readers.kind_of(items[0].path)
 
     def prepare(self, path: Path) -> Tensor:
-        """Return a file as the model gets it [n, *shape], for predictions."""
+        """Read a file as inputs of the model, [n, *shape], for predictions."""
         kind = readers.kind_of(path)
         if kind.is_recording != bool(self.length):
             takes = "recordings" if self.length else "images"
@@ -211,7 +229,7 @@ class Folder(Form, Dataset):
         return Examples(inputs, inputs, pixels=self.pixels).batch(torch.arange(len(inputs)))[0]
 
     def _require_options(self, kind: Kind, first: Path) -> None:
-        """Reject options that do not apply to these files, and missing ones."""
+        """Reject options that do not apply to files of this kind, and missing ones."""
         what = f"{first.name} is a {kind.name}"
         for key in OPTIONAL if kind.is_image else (*OPTIONAL, "augment"):
             value = getattr(self, key)
@@ -235,7 +253,10 @@ class Folder(Form, Dataset):
         require(self.channels == 1, "dataset.channels", self.channels, "must be 1 for references")
 
     def _check(self, kind: Kind, item: Item) -> Facts:
-        """Compare a file's header with its partner's; if damaged files are skipped, read both."""
+        """Check a file's header against its mask's or reference's.
+
+        If damaged files are skipped, both are also read completely.
+        """
         facts = readers.inspect(item.path, kind, self)
         partner, reader = item.partner, kind.mask if item.target == "mask" else kind
         if partner and reader:
@@ -248,7 +269,7 @@ class Folder(Form, Dataset):
         return facts
 
     def _read(self, kind: Kind, path: Path) -> np.ndarray:
-        """Return the examples of a file; reject one whose examples are not finite."""
+        """Read the examples of a file; reject a file whose examples are not finite."""
         examples = kind.read(path, self)
         with np.errstate(over="ignore", invalid="ignore"):
             scaled = examples * np.float32(self.scale) if self.scale else examples
@@ -258,7 +279,7 @@ class Folder(Form, Dataset):
         return scaled
 
     def _digest(self, found: Listing) -> str:
-        """Return the SHA-256 of the files, and of how they become numbers."""
+        """Return a digest of the files and of the options that turn them into examples."""
         kind, sums = found.kind, []
         for item, facts in zip(found.items, found.facts, strict=True):
             with files.advise_skipping():
@@ -268,19 +289,19 @@ class Folder(Form, Dataset):
                 f"{item.name}:{each[0] if len(each) == 1 else files.digest(''.join(each))};"
             )
         text = f"{kind.shape(self)}:{self.fit}:{''.join(sums)}"
-        if kind.name != "picture" or self.window:  # plain pictures' digest stays what it was
+        if kind.name != "picture" or self.window:  # otherwise, older digests stay valid
             options = [getattr(self, key) for key in kind.keys]
             text += repr((kind.name, kind.version, options, [use.tolist() for use in found.used]))
         return files.digest(text)
 
     def _tell_copies(self, found: Listing, whole: Tensor) -> None:
-        """Warn of two owners who have the same example, whatever files it is in."""
+        """Warn of equal examples of two owners, even in files with different content."""
         first: dict[bytes, Item] = {}
         copies = []
         for at, example in zip(
             found.spread([*range(len(found.items))]), whole.numpy(), strict=True
         ):
-            if example.min() < example.max():  # a plane of air is everybody's
+            if example.min() < example.max():  # constant planes, such as air, say nothing
                 item = found.items[int(at)]
                 other = first.setdefault(blake2b(example.tobytes(), digest_size=16).digest(), item)
                 copies += [(other, item)] if other.patient != item.patient else []
@@ -293,7 +314,7 @@ class Folder(Form, Dataset):
             )
 
     def _load_targets(self, found: Listing, content: str) -> Tensor:
-        """Return classes [n], masks, or references as bytes of images."""
+        """Return classes [n], or masks or references as bytes."""
         if found.target == "label":
             return found.spread([found.classes.index(item.label) for item in found.items])
         kind = found.kind.mask if found.target == "mask" else found.kind
@@ -305,7 +326,15 @@ class Folder(Form, Dataset):
     def _load(
         self, name: str, found: Listing, kind: Kind, paths: list[Path], content: str
     ) -> Tensor:
-        """Return the examples of `paths`, one a file [n, *shape], cached as `name` by `content`."""
+        """Load the used examples of files, [n, *shape], from the cache.
+
+        Args:
+            name: name of the folder in the cache.
+            found: the listing, which says which examples of each file are used.
+            kind: kind of the files.
+            paths: paths of the files.
+            content: digest of everything that determines the examples.
+        """
         shape = (sum(map(len, found.used)), *kind.shape(self))
 
         def blocks() -> Iterator[np.ndarray]:

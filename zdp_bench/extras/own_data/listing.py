@@ -1,11 +1,11 @@
-"""List the files of your own data, in folders or by a CSV. None is opened.
+"""List the files of your own data, from folders or a CSV, without opening them.
 
-PATH/CLASS/FILE                 each file counts as a patient of its own
+PATH/CLASS/FILE                 each file is its own patient
 PATH/CLASS/PATIENT/.../FILE     the folder below the class is the patient
-PATH/images/..., PATH/masks/... the same names below both; the folder below images is the patient
-PATH/images/..., PATH/references/...  the same, with what each image should be
-PATH/train|test|validation/...  split by the person, with any of the above below; also Train, val
-PATH.csv                        columns path, one of TARGETS and, where known, patient and split
+PATH/images/..., PATH/masks/... the same names in both; the folder below images is the patient
+PATH/images/..., PATH/references/...  the same, with the target of each image's reconstruction
+PATH/train|test|validation/...  split by you, with any of the above below; also Train, val
+PATH.csv                        columns path, one of TARGETS and, if known, patient and split
 """
 
 from __future__ import annotations
@@ -33,29 +33,30 @@ from zdp_bench.extras.own_data.readers import HEADER, Facts, Kind
 from zdp_bench.foreign_files import Unfit, compile_pattern, expect, read_text, reading
 
 PARTS = ("train", "test", "validation")
-# What folders of them are called, in any case.
+# name of a part's folder, in any letter case -> part
 SPLITS = {**{part: part for part in PARTS}, "training": "train", "testing": "test"}
 SPLITS |= {"val": "validation", "valid": "validation"}
 TARGETS = ("label", "mask", "reference")
 COLUMNS = ("path", *TARGETS, "patient", "split")
 IMAGES = "images"
-PARTNERS = {"masks": "mask", "references": "reference"}  # folder beside images/ -> what it holds
-LARGEST_CSV = 2**28  # bytes
+PARTNERS = {"masks": "mask", "references": "reference"}  # folder beside images/ -> target
+MAX_CSV = 2**28  # bytes
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Item:
-    """One file, its class, mask or reference, and its patient.
+    """A file with its class, mask or reference, and its patient.
 
     Attributes:
-        name: the path below the folder, or as the CSV has it.
-        label: empty where it has a mask or a reference.
-        patient: the file's own name where none is known.
-        part: one of PARTS; empty where the split is still to be drawn.
+        path: path of the file.
+        name: its path below the folder, or as the CSV states it.
+        label: its class; '' if it has a mask or a reference.
+        patient: its patient; the file's name if the patient is not known.
+        part: one of PARTS; '' if the split has not been drawn yet.
         target: which of TARGETS it has.
-        partner: its mask; or its reference, which is what it should be, of the same kind.
+        partner: path of its mask, or of its reference, which is of the same kind.
     """
 
     path: Path
@@ -71,9 +72,9 @@ def find_items(path: Path, patient: str | None) -> list[Item]:
     """List every file, sorted by name.
 
     Args:
-        path: a folder or a CSV; paths in it begin at its folder.
-        patient: a regular expression whose first group is the patient, in the file's name or else
-            in its path below the folder.
+        path: path of a folder or a CSV. Paths in a CSV are relative to its folder.
+        patient: regular expression whose first group is the patient. It is searched in the file's
+            name, and then in its path below the folder.
     """
     try:
         require(path.exists(), "dataset.path", path, "folder or CSV not found")
@@ -90,12 +91,12 @@ def find_items(path: Path, patient: str | None) -> list[Item]:
 
 
 def _find_parts(path: Path) -> dict[str, Path]:
-    """Return the folder of each part; the folder itself as '' if the person did not split.
+    """Return the folder of each part, or the folder itself as '' if it is not split.
 
-    One folder of such a name beside others is a class: pictures of a train.
+    A single folder with the name of a part, beside others, is a class, such as pictures of trains.
 
     Raises:
-        UserError: there is a split without train or test, or with two folders of a part.
+        UserError: A split lacks train or test, or has two folders for one part.
     """
     folders = [folder for folder in visible_files(path) if folder.is_dir()]
     named = [folder for folder in folders if folder.name.casefold() in SPLITS]
@@ -131,7 +132,7 @@ def _by_folder(path: Path) -> Iterator[Item]:
 
 
 def _with_partners(path: Path, home: Path, part: str, folder: str) -> Iterator[Item]:
-    """Pair the files below images/ with those below `folder` of the same name, up to its ending."""
+    """Pair the files below images/ with those of the same name, but for the suffix, in `folder`."""
     what = PARTNERS[folder]
     if others := [f for f in visible_files(home) if f.name not in (IMAGES, folder)]:
         raise UserError(f"{others[0]}: stands beside {IMAGES}/ and {folder}/; move it away.")
@@ -167,7 +168,7 @@ def _items_below(folder: Path, path: Path, label: str, part: str) -> Iterator[It
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Yield every file in a folder and those below it, however deep, in the order of names."""
+    """Yield every file in a folder and its subfolders, sorted by name."""
     pending = _entries(folder)
     while pending:
         path = pending.pop()
@@ -178,7 +179,10 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """List what is in a folder from the last name to the first, without signals of a header."""
+    """List the entries of a folder in reverse order, because `_files_below` pops from the end.
+
+    Signal files with a header beside them are left out.
+    """
     here = visible_files(folder)
     headers = {path.stem for path in here if path.suffix == HEADER}
     entries = []
@@ -190,9 +194,9 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _by_csv(path: Path) -> Iterator[Item]:
-    """Read the lines of a CSV with commas, semicolons or tabs; equal ones count once."""
+    """Read a CSV with commas, semicolons or tabs; repeated lines count once."""
     with reading(path):
-        text = read_text(path, LARGEST_CSV, "utf-8-sig")
+        text = read_text(path, MAX_CSV, "utf-8-sig")
         sep = max(",;\t", key=text.partition("\n")[0].count)
         table = pandas.read_csv(
             StringIO(text), sep=sep, header=None, dtype=str, keep_default_na=False
