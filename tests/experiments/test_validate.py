@@ -151,7 +151,7 @@ def test_a_data_set_that_can_only_load_is_loaded(monkeypatch: pytest.MonkeyPatch
     ("word", "sentence"),
     [
         ("precision=tf32", "precision=tf32 is for non-private"),
-        ("task=segmentation", "task=segmentation: needs two classes, but dataset=phase_digits has 10"),
+        ("task=segmentation", "task=segmentation: needs two classes, but dataset=phase_digits"),
         ("model.init_from=mnist", "model.init_from=mnist: no finished run with weights"),
         (
             "dataset=synthetic_images dataset.shape=[3,32,32] model=vgg11 model.norm=batch "
