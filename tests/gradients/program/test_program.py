@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from types import MethodType
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,12 @@ def lists(model: Any) -> Iterator[float]:
     model.scale = [0.0]
     for model.scale[0] in (1.0, 5.0):
         yield model.scale[0]
+
+
+def dictionaries(model: Any) -> Iterator[float]:
+    model.options = SimpleNamespace(scales={})
+    for model.options.scales["b"] in (1.0, 5.0):
+        yield model.options.scales["b"]
 
 
 def functions(model: Any) -> Iterator[float]:
@@ -72,6 +78,7 @@ def hooks(model: Any) -> Iterator[float]:
 CHANGES: dict[str, tuple[Callable[..., Tensor], Callable[[Any], Iterator[float]]]] = {
     "a number that becomes a constant": (lambda net, x: x * torch.tensor(net.scale), numbers),
     "a number in a list": (lambda net, x: x * net.scale[0], lists),
+    "a number in a dictionary": (lambda net, x: x * net.options.scales["b"], dictionaries),
     "a function": (lambda net, x: net.scale(x), functions),
     "a tensor that is no buffer": (lambda net, x: x * net.scale, tensors),
     "another forward function": (lambda net, x: x * 1, forwards),

@@ -8,7 +8,9 @@ is another. Numbers of parameters and buffers may change: a program reads them w
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,7 +18,8 @@ from torch import Tensor, nn
 from zdp_bench.gradients.parts import leaves_of
 from zdp_bench.gradients.program.ours import HOOKS, foreign_hooks
 
-MOST_COMPARED = 64  # entries of a list; a longer one is compared as an object
+MOST_COMPARED = 64  # entries of a list or dictionary; a longer one is compared as an object
+DEEPEST = 3  # levels of lists and dictionaries in each other; what is below is compared as objects
 # What torch keeps of every module, and of recurrent ones.
 OF_TORCH = {*vars(nn.Module()), "_flat_weights", "_flat_weight_refs", "_all_weights"}
 IGNORED = OF_TORCH - {"training"}
@@ -68,7 +71,7 @@ def _describe_module(module: nn.Module) -> tuple[Any, ...]:
     return Reference(module), hooks, attributes, tensors
 
 
-def _describe_value(value: Any) -> Any:
+def _describe_value(value: Any, level: int = 0) -> Any:
     """Return what tells an attribute from what it is later.
 
     A tensor is a constant of the program itself, which follows changes in place.
@@ -77,6 +80,18 @@ def _describe_value(value: Any) -> Any:
         return value
     if isinstance(value, bool | int | float | str):
         return type(value), value
-    if isinstance(value, list | tuple) and len(value) <= MOST_COMPARED:
-        return type(value), [_describe_value(entry) for entry in value]
-    return Reference(value)
+    entries = _entries_of(value)
+    if entries is None or len(entries) > MOST_COMPARED or level == DEEPEST:
+        return Reference(value)
+    return type(value), [_describe_value(entry, level + 1) for entry in entries]
+
+
+def _entries_of(value: Any) -> Sequence[Any] | None:
+    """Return what a list, dictionary or namespace holds; None for another object."""
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, Namespace | SimpleNamespace):
+        value = vars(value)
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return None
