@@ -149,10 +149,10 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
         UserError: The file is larger than `max_bytes`, or not a regular file.
     """
     with open_regular(path) as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise UserError(f"{path}: is larger than {max_bytes:,} bytes, the most that are read.")
-    return content
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise UserError(f"{path}: is larger than {max_bytes:,} bytes, the most that are read.")
+        return file.read(max(size, MAX_TEXT))  # as much as is asked for is allocated
 
 
 def read_text(

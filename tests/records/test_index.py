@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,7 +136,11 @@ def test_a_damaged_index_is_not_read(tmp_path: Path, damage: Callable[[Path], ob
     """It was read whole: one that was a FIFO hung every command, an endless one took all memory."""
     save(tmp_path, record("a"))
     damage(tmp_path / index.NAME)
+    tracemalloc.start()
     assert [run.recipe for run in records.read_all(tmp_path)] == ["a"]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 26
 
 
 def test_of_a_damaged_index_the_records_are_read(results: Path) -> None:
