@@ -25,7 +25,7 @@ from tests.drivers import python
 from zdp_bench.config import compose, parse
 from zdp_bench.privacy.noise import SeededNoise, add_noise
 from zdp_bench.training.setup import Setup
-from zdp_bench.training.step import descend, sum_contributions
+from zdp_bench.training.step import descend, sum_shares
 
 GB, STEPS = 2**30, 4
 LEAST = 64  # MB that allocators and Poisson's batches move the peak by
@@ -101,7 +101,7 @@ def take_step(setup: Setup, step: int = 0) -> None:
     """Take one private step on the run's own data; nothing is written."""
     seed = setup.config.seed
     batches, divisor = setup.draw(seed, step)
-    total = sum_contributions(setup.algorithm, setup.mechanism, batches, setup.device)
+    total = sum_shares(setup.algorithm, setup.mechanism, batches, setup.device)
     noisy = add_noise(total, setup.mechanism, SeededNoise(seed), step)
     release = setup.algorithm.postprocess(noisy, divisor)
     descend(dict(setup.model.named_parameters()), setup.optimizer, release)

@@ -37,7 +37,7 @@ from zdp_bench.training.batches import (
 )
 from zdp_bench.training.build import build_optimizer
 from zdp_bench.training.plan import Plan
-from zdp_bench.training.step import sum_contributions
+from zdp_bench.training.step import sum_shares
 
 CPU = torch.device("cpu")
 
@@ -202,7 +202,7 @@ def pieces(size: Size, records: int = 11, shares: Any = None) -> MicroBatches:
 
 
 def summed(algorithm: ZetaDPSGD, batches: Any) -> dict[str, Tensor]:
-    return sum_contributions(algorithm, algorithm.mechanism(), batches, CPU)
+    return sum_shares(algorithm, algorithm.mechanism(), batches, CPU)
 
 
 NO_ROOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -334,7 +334,7 @@ def test_on_a_gpu_halving_finds_what_fits(monkeypatch: pytest.MonkeyPatch) -> No
         size = initial_size(model, loss, piece(slice(1)), 2048, device)
         assert size.examples == 4096
         batches = MicroBatches(4096, piece, size)
-        assert sum_contributions(algorithm, algorithm.mechanism(), batches, device)
+        assert sum_shares(algorithm, algorithm.mechanism(), batches, device)
         assert size.examples < 4096
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -21,7 +21,7 @@ from zdp_bench.privacy.noise import SeededNoise
 from zdp_bench.registry import names
 from zdp_bench.training.batches import MicroBatches, Size
 from zdp_bench.training.captured import CapturedSums, rows_of, why_not
-from zdp_bench.training.step import Training, private_step, sum_contributions
+from zdp_bench.training.step import Training, private_step, sum_shares
 
 CPU = torch.device("cpu")
 
@@ -44,7 +44,7 @@ def pieces(batch: Batch, count: int, size: int = 1000) -> MicroBatches:
 
 def plain(training: Training, batch: Batch, count: int) -> dict[str, Tensor]:
     algorithm = training.algorithm
-    found = sum_contributions(algorithm, algorithm.mechanism(), pieces(batch, count), CPU)
+    found = sum_shares(algorithm, algorithm.mechanism(), pieces(batch, count), CPU)
     return {name: value.clone() for name, value in found.items()}
 
 

@@ -25,7 +25,7 @@ from zdp_bench.training.batches import MicroBatches, Size
 from zdp_bench.training.plan import Patients
 from zdp_bench.training.run import Outcome, run
 from zdp_bench.training.setup import Setup
-from zdp_bench.training.step import sum_contributions
+from zdp_bench.training.step import sum_shares
 
 OWNERS = np.array([7, 3, 7, 9, 3, 7, 5])  # patients 3, 5, 7, 9 with 2, 1, 3, 1 records
 HEADS = "recipe=quickstart dataset=mri_sequences_synthetic privacy.unit=patient"
@@ -123,7 +123,7 @@ def test_micro_batches_change_nothing_and_a_patient_moves_the_sum_by_the_bound(
             return setup.data.train.batch(torch.from_numpy(indices[cut]))
 
         batches = MicroBatches(len(indices), piece, Size(size), shares=shares)
-        found = sum_contributions(setup.algorithm, setup.mechanism, batches, setup.device)
+        found = sum_shares(setup.algorithm, setup.mechanism, batches, setup.device)
         return torch.cat([torch.view_as_real(sums.cdouble()).flatten() for sums in found.values()])
 
     whole = total(everyone, 2048)

@@ -22,7 +22,7 @@ from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, add_noise
 from zdp_bench.training.batches import MicroBatches, Size, read_in_pieces
 from zdp_bench.training.distributed import ALONE, Ranks
-from zdp_bench.training.step import Training, private_step, sum_contributions
+from zdp_bench.training.step import Training, private_step, sum_shares
 
 CPU = torch.device("cpu")
 
@@ -193,7 +193,7 @@ def test_one_example_more_moves_a_sum_of_many_by_its_bound(tmp_path: Path, count
             pieces = read_in_pieces(
                 lambda cut: (inputs[:count][cut], targets[:count][cut]), count, Size(5000), CPU
             )
-            total = sum_contributions(of.algorithm, mechanism, pieces, CPU)
+            total = sum_shares(of.algorithm, mechanism, pieces, CPU)
             return add_noise(total, mechanism, noise, 0)
 
         one, other = released(count), released(count + 1)

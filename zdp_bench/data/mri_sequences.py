@@ -1,5 +1,7 @@
 """Classify MRI slices by pulse sequence, from their k-space (Riess et al. 2024, section 5).
 
+Files under the data root:
+
     Task01_BrainTumour/dataset.json, imagesTr/BRATS_001.nii.gz [240, 240, 155, 4], ...,
         imagesTs/BRATS_485.nii.gz, ...
 
@@ -7,10 +9,10 @@ Each volume is one patient and has four channels: the same slices as FLAIR, T1w,
 20 centre slices of each channel are resized to 32×32 and Fourier transformed (centred, unitary,
 both halves kept). This gives 80 examples per patient; the class is the sequence.
 
-The labels are the sequences, so volumes without a segmentation can be used too: training takes the
-release's training volumes, and validation and test share its test volumes. No patient is in two
-parts. The counts are the paper's: 38,720 training and 21,280 held-out examples, where 110 of the
-266 held-out patients validate.
+The labels are the sequences, so volumes without a segmentation can be used too: training uses the
+published training volumes, and the published test volumes are divided into validation and test set.
+No patient is in two parts. The counts are the paper's: 38,720 training and 21,280 held-out
+examples, where 110 of the 266 held-out patients form the validation set.
 
 The paper says 'normalised by whitening' but does not say with which statistics. Here each example
 is whitened with its own, so it depends on no other example and no private statistic is used without
@@ -20,10 +22,10 @@ The k-space arrays are computed once, patient by patient, and memory-mapped from
 folder.
 
 `mri_sequences_from_volumes` simulates the four contrasts from any folder of single-contrast NIfTI
-volumes, treated as T1-weighted, as Task04's hippocampi are. A voxel's intensity, scaled linearly so
-that the volume's 1st and 99th percentile become 0 and 1 and clipped to [0, 1], is the tissue value
-v: from fluid (dark) through grey matter to white matter and fat (bright). Each contrast is a
-function of v:
+volumes, which are taken to be T1-weighted (as Task04's hippocampi are). A voxel's intensity, scaled
+linearly so that the volume's 1st and 99th percentile become 0 and 1 and clipped to [0, 1], is the
+tissue value v: from fluid (dark) through grey matter to white matter and fat (bright). Each
+contrast is a function of v:
 
     T1w    v^γ                     the volume itself
     T1gd   v^γ + 2 · |∇v|          contrast agent gathers at tissue borders, where v changes fast
@@ -36,9 +38,9 @@ exponential of a polynomial in x, y, z and their products in pairs, with coeffic
 Rician noise whose standard deviation is 3 % of the brightest tissue. The random numbers are seeded
 by the file's name, so the same file always gives the same patient.
 
-The anatomy is real, but no scanner measured these contrasts: scores are 'derived', and do not
-compare with scores on the decathlon's. ε is per volume; a patient with two volumes (Task04, see
-`msd.py`) has a larger ε.
+The anatomy is real, but no scanner measured these contrasts: scores are 'derived', and are not
+comparable with scores on the volumes of the Medical Segmentation Decathlon. ε is per volume; a
+patient with two volumes (Task04, see `msd.py`) has a larger ε.
 """
 
 from __future__ import annotations
@@ -63,9 +65,9 @@ from zdp_bench.registry import register
 
 SEQUENCES = ("FLAIR", "T1w", "T1gd", "T2w")  # the order of a volume's channels
 FOLDER = "Task01_BrainTumour"
-RELEASED = {"imagesTr": 484, "imagesTs": 266}  # number of volumes
-# Relative to the root mean square of an example. A real or imaginary part with a smaller standard
-# deviation is rounding noise, and is not scaled up to variance 1.
+RELEASED = {"imagesTr": 484, "imagesTs": 266}  # number of published volumes
+# Smallest standard deviation of a real or imaginary part, relative to the root mean square of an
+# example, that is scaled to 1. A smaller one is rounding noise.
 MIN_DEVIATION = 1e-6
 
 Patient = tuple[Path, slice]  # a volume, and the axial slices of it that are used
@@ -122,17 +124,19 @@ class SequenceSlices(Dataset):
         provenance: Provenance,
         notes: str,
         read: Callable[[Path], np.ndarray],
-        reader_version: str,
+        reader_id: str,
     ) -> Splits:
-        """Transform the slices of each part's patients to k-space; `groups` number the patients.
+        """Transform the slices of each part's patients to k-space.
+
+        `groups` of the examples has the number of the patient of each.
 
         Args:
             parts: the patients of each part.
             provenance: see `Splits`.
             notes: what the volumes are, which begins the notes of `Splits`.
             read: reads a patient's file as four contrasts [X, Y, Z, 4] on RAS+ axes.
-            reader_version: identifies `read`, for the cache key and the digest. It must change
-                whenever `read` returns other values.
+            reader_id: identifies `read`, for the cache key and the digest. It must change whenever
+                `read` returns other values; `nifti.READING` identifies the NIfTI reader.
         """
         files = []
         patients = []
@@ -143,10 +147,11 @@ class SequenceSlices(Dataset):
                 files.append((part, path.name, sha256(path), slices))
                 patients.append((path, slices))
                 examples_per_patient[part].append(len(SEQUENCES) * (slices.stop - slices.start))
-        arrays_digest = digest(repr((reader_version, self.size, files)))
+        arrays_digest = digest(repr((reader_id, self.size, files)))
         rows_of_parts, groups = place_owners(examples_per_patient)
 
         classes = torch.arange(len(SEQUENCES))
+        # `transform_slices` returns a patient's examples sequence by sequence.
         labels = torch.cat(
             [classes.repeat_interleave(slices.stop - slices.start) for _, slices in patients]
         )
@@ -215,16 +220,16 @@ def draw_patients(
     return drawn, others
 
 
-# ------------------------------------------------------------------------------- the decathlon
+# ---------------------------------------------------- the Medical Segmentation Decathlon
 
 
 @register("dataset", "mri_sequences")
 @dataclass(frozen=True, kw_only=True)
 class MriSequences(SequenceSlices):
-    """The brain tumour task of the decathlon (Task01), under the data root.
+    """The brain tumour task of the Medical Segmentation Decathlon (Task01).
 
     Args:
-        validation_patients: number of the release's test patients that validate instead.
+        validation_patients: number of published test patients used for validation instead.
         split_seed: seed that draws these patients.
     """
 
@@ -232,9 +237,9 @@ class MriSequences(SequenceSlices):
     split_seed: int = 0
 
     def load(self, root: Path) -> Splits:
-        """Load Task01; 'official' if dataset.json and all released volumes are present.
+        """Load Task01; 'official' if dataset.json and all published volumes are present.
 
-        Validation patients are drawn from the release's test volumes, as in the paper.
+        Validation patients are drawn from the published test volumes, as in the paper.
         """
         folder = root / FOLDER
         train = nifti.find_volumes(folder / "imagesTr", "mri_sequences", len(SEQUENCES))
@@ -252,23 +257,24 @@ class MriSequences(SequenceSlices):
             self.split_seed,
         )
         parts = {"train": self.choose_slices(train), "validation": validation, "test": test}
-        is_complete = [len(train), len(held)] == list(RELEASED.values())
-        is_whole = is_complete and (folder / "dataset.json").is_file()
-        provenance: Provenance = "official" if is_whole else "derived"
+        has_all_volumes = [len(train), len(held)] == list(RELEASED.values())
+        is_official = has_all_volumes and (folder / "dataset.json").is_file()
+        provenance: Provenance = "official" if is_official else "derived"
         return self.load_parts(parts, provenance, "four sequences", nifti.read, "channels")
 
-    def require_test_patients(self, held: int) -> None:
-        """Raise a `UserError` if validation takes all of the release's `held` test patients."""
+    def require_test_patients(self, num_held: int) -> None:
+        """Raise a `UserError` if validation takes all `num_held` published test patients."""
         count = self.validation_patients
-        rule = f"must be less than the {held} test patients of the release"
-        require(count < held, "dataset.validation_patients", count, rule)
+        rule = f"must be less than the {num_held} test patients of the release"
+        require(count < num_held, "dataset.validation_patients", count, rule)
 
     def released(self, root: Path) -> DatasetInfo | None:
         if holds_any(root / FOLDER):
             return None
-        train, held = RELEASED.values()
-        self.require_test_patients(held)
-        return self.describe(train, held - self.validation_patients, self.validation_patients)
+        num_train, num_held = RELEASED.values()
+        self.require_test_patients(num_held)
+        num_test = num_held - self.validation_patients
+        return self.describe(num_train, num_test, self.validation_patients)
 
 
 # ------------------------------------------------------------------------- simulated contrasts
@@ -325,7 +331,10 @@ def simulate_contrasts(path: Path) -> np.ndarray:
 @register("dataset", "mri_sequences_from_volumes")
 @dataclass(frozen=True, kw_only=True)
 class MriSequencesFromVolumes(SequenceSlices, nifti.OfVolumes):
-    """Sequences simulated from the volumes in `folder` of the data root."""
+    """Sequences simulated from the volumes in `folder` of the data root.
+
+    `OfVolumes` finds the volumes and splits them; `SequenceSlices` makes the examples.
+    """
 
     name: ClassVar[str] = "mri_sequences_from_volumes"
     unit: ClassVar[str] = "volume"

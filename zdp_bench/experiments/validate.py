@@ -29,7 +29,7 @@ from zdp_bench.training.model_checks.examples import find_source
 from zdp_bench.training.plan import Plan, evenly
 from zdp_bench.training.public_start import find_start
 from zdp_bench.training.setup import Setup, count_units, describe_data
-from zdp_bench.training.step import sum_contributions
+from zdp_bench.training.step import sum_shares
 
 SECONDS = 6.0  # of two trial steps of more than one example
 NOISE_SECONDS = 1e-9  # for one number of noise on a CPU core
@@ -200,7 +200,7 @@ def predict_cost(setup: Setup, data: DatasetInfo, steps: int) -> Cost:
 
     def take_step(examples: int) -> float:
         batches, began = [source.draw(examples)], time.perf_counter()
-        sum_contributions(algorithm, mechanism, batches, torch.device("cpu"))
+        sum_shares(algorithm, mechanism, batches, torch.device("cpu"))
         return time.perf_counter() - began
 
     take_step(1)  # what a first pass builds, later ones reuse

@@ -1,14 +1,14 @@
 """Record every step of a run in its ledger, a file, before the step's noise is drawn.
 
-A STEP of the training plan makes a RELEASE when it is taken. It makes the same release again if it
-is repeated with the same bits, which counts once. The ledger's file has one LINE for each step, a
-JSON object; an ENTRY is what a line states.
+A STEP of the training plan makes a RELEASE when it is taken. A step that is repeated with the same
+bits makes the same release, which counts once. The ledger's file begins with a head. Each further
+LINE is a JSON object that states an ENTRY: a step, or a start from which steps may be repeated.
 
-A line holds the SHA-256 of everything above it, so an edited, dropped or reordered line breaks the
-chain. It is written as a whole before its step is taken. A kill thus loses no step: it can only cut
-the last line short, and that step is counted, because its noise may have been drawn. If writing a
-line fails or is interrupted and the process lives on, the line is cut off again, because its step
-was not taken.
+The line of a step holds the SHA-256 of the head and all steps above it, so an edited, dropped or
+reordered step breaks the chain. It is written as a whole before its step is taken. A kill thus
+loses no step: it can only cut the last line short, and that step is counted, because its noise may
+have been drawn. If writing a line fails or is interrupted and the process lives on, the line is
+removed, because its step was not taken.
 
 An fsync takes as long as several steps of a small model. So the file is forced to disk at most
 every `MIN_SYNC_INTERVAL` seconds, and always before anything that depends on the steps is saved,
@@ -21,8 +21,8 @@ chain.
     - If step, state, code and machine match a recorded start, every step from there on has the same
       bits as before, and counts once.
     - Otherwise, a new GENERATION begins, which has its own key for noise and batches
-      (`Ledger.generation`). Its steps are new, independent releases. They count again, even if the
-      ledger with the earlier ones was set aside.
+      (`Ledger.generation`). Its steps are new, independent releases, and the earlier ones still
+      count too, even if their ledger was set aside.
     - With secure noise, every step that is taken is a new release.
     - A node of a federation starts each step from the weights it receives, whose digest is in the
       step's line. Only the same step from the same weights is the same release.
@@ -80,7 +80,7 @@ class BudgetExceeded(Exception):  # noqa: N818 - an event of a run, not an error
 
 @dataclass(frozen=True)
 class Position:
-    """The end of a ledger at a checkpoint.
+    """How far a ledger reaches, as a checkpoint stores it.
 
     Attributes:
         releases: number of releases, including those in ledgers that were set aside.
@@ -146,8 +146,8 @@ class Tally:
 
         Args:
             repeatable: whether a step that is taken again has the same noise.
-            earlier: number of releases that can never be repeated.
-            spans: releases that their generation may repeat.
+            earlier: number of releases so far that can never be repeated.
+            spans: consecutive releases so far, of each generation.
             generation: generation of the steps that this process takes.
             digest: digest of the last ledger line.
         """
@@ -155,12 +155,13 @@ class Tally:
         self.repeatable = repeatable
         self.earlier = earlier
         self.generation = generation
-        self.counted_again = 0  # steps of other generations that `begin` found will be taken again
+        # Steps that another generation has released, and this process will take again.
+        self.counted_again = 0
         self._digest = digest
         self._spans = list(spans)
         self._count = sum(end - first for first, end, _ in self._spans)
-        # Weights digests are not restored: only federations have them, and those never give a copy
-        # of a ledger to other ranks.
+        # `spans` have no weights digests. Only nodes of federations have these, each of which is a
+        # single process, whereas spans are given to the other ranks of one.
         self._released = _ReleasedSteps()
         for span in self._spans:
             self._released.add(Step(span.end - 1, generation=span.generation))
@@ -238,7 +239,10 @@ class Tally:
 
     @property
     def has_other_noise(self) -> bool:
-        """True if some step's noise cannot be drawn again by this process."""
+        """True if this process cannot draw the noise of some earlier step again.
+
+        Correlated noise, which needs that of earlier steps, cannot continue then.
+        """
         if not self.repeatable:
             return self.releases > 0
         has_other_generation = any(span.generation != self.generation for span in self._spans)
@@ -250,10 +254,10 @@ class Tally:
         return self.earlier + self._count
 
     def releases_before(self, step: int) -> int:
-        """Return the number of releases at the moment when `step` steps are done.
+        """Return the number of releases once this generation has taken `step` steps.
 
-        Later steps of this generation that a killed process has taken are left out: they will be
-        repeated, and count when their turn comes.
+        Steps beyond these, which a killed process has taken, are left out: they will be repeated,
+        and count when their turn comes.
         """
         if not self.repeatable:
             return self.releases
@@ -307,7 +311,7 @@ class _SetAside(Tally):
         for path in paths:
             entries, max_lost = salvage(path)
             self.earlier += max_lost
-            # Compare with earlier files only: within one file, every line is its own release.
+            # Compare with earlier files only: within one file, no release is repeated.
             in_earlier_files = copy.deepcopy(self._released)
             for entry in entries:
                 if isinstance(entry, Head):
@@ -328,12 +332,12 @@ class Ledger(Tally):
         - `append` returns only after the step's line is in the file, so a kill loses no step.
         - A step is forced to disk by `sync`, or by the first append at least `MIN_SYNC_INTERVAL`
           after the last fsync.
-        - `releases` is at least the number of releases that were drawn, whenever the process was
-          killed. It includes those in ledgers that were `set_aside` at the same path.
+        - `releases` is at least the number of releases that were drawn, no matter when the process
+          was killed. It includes those in ledgers that were `set_aside` at the same path.
         - A step that is not counted again has the same noise, batch and starting state as before.
         - Opening raises an error if the chain of the file is broken, or if the file ends before the
           checkpoint's position. The error names the line.
-        - The file has no second link, and each append verifies that the file is unchanged
+        - The file has no second hard link, and each append verifies that the file is unchanged
           (`require_intact`).
     """
 
@@ -362,7 +366,7 @@ class Ledger(Tally):
         Raises:
             LedgerError: the file is damaged, ends before the checkpoint, or has another mechanism,
                 identity or facts.
-            UserError: the file is a link, or has a second one.
+            UserError: the file is a symbolic link, or has a second hard link.
         """
         super().__init__(repeatable)
         _require_single_link(path)
@@ -450,8 +454,8 @@ class Ledger(Tally):
             parts = f"{self._digest}:{self._aside_digests}:{start}"
             self.generation = hashlib.sha256(parts.encode()).hexdigest()[:32]
             for first, end, _ in self._spans:
-                num_repeated = max(0, end - max(first, step))
-                self.counted_again += num_repeated
+                num_taken_again = max(0, end - max(first, step))
+                self.counted_again += num_taken_again
         self.note(execution_digest, step, state_digest)
 
     def note(
@@ -460,7 +464,7 @@ class Ledger(Tally):
         step: int,
         state_digest: str,
     ) -> None:
-        """Record a state from which this generation may continue, before a checkpoint holds it.
+        """Record a state from which this generation may continue; call it before saving the state.
 
         Args:
             execution_digest: see `begin`.
@@ -527,7 +531,7 @@ class Ledger(Tally):
             UserError: the file is not as it was last written.
         """
         if os.getpid() != self._process:
-            return
+            return  # a fork shares the file, and only its owner syncs it
         if self._file.closed:
             self._require_as_closed()
             return
@@ -557,9 +561,10 @@ class Ledger(Tally):
             )
 
     def _cut_back(self) -> None:
-        """Cut off a line that was only partly written, or written but not counted.
+        """Remove a line that was only partly written, or written but not counted.
 
-        An error or a signal came before its step was taken. The lines above it are read again.
+        Such a line is left if an error or a signal came before its step was taken. The lines above
+        it are then counted anew.
         """
         if self._is_sound or os.getpid() != self._process:
             return
@@ -630,13 +635,13 @@ class Ledger(Tally):
         if checkpoint is not None and self.releases < checkpoint.releases:
             raise LedgerError(
                 f"{self.path}, line {number + 1}: the file ends here. It holds {self.releases} "
-                f"steps, but the checkpoint beside it was written after {checkpoint.releases}; it "
-                "was truncated"
+                f"releases, but the checkpoint beside it was written after {checkpoint.releases}; "
+                "it was truncated"
             )
         if checkpoint is not None and not found_checkpoint:
             raise LedgerError(
-                f"{self.path}: does not hold the step that the checkpoint beside it was written "
-                f"after, its {checkpoint.releases}th; the file was replaced"
+                f"{self.path}: does not hold the release after which the checkpoint beside it was "
+                f"written, number {checkpoint.releases}; the file was replaced"
             )
         if not number:  # a kill cut the head short: nothing was released yet
             disk.write_bytes(self.path, make_line(BEGINNING, self._head))
@@ -673,7 +678,7 @@ class Ledger(Tally):
 def read_ending(path: Path) -> tuple[int, bytes] | None:
     """Return a ledger's size and last bytes, or None if there is no file.
 
-    The last bytes identify all lines, because the last line holds the digest of those above it.
+    The last bytes identify all steps, because a step's line holds the digest of those above it.
     """
     if not path.is_file():
         return None
@@ -684,7 +689,7 @@ def read_ending(path: Path) -> tuple[int, bytes] | None:
 
 
 def set_aside(path: Path) -> None:
-    """Rename the ledger at `path` to `ledger.jsonl.1`, or the next free number, if there is one.
+    """If there is a ledger at `path`, rename it to `NAME.1`, or to the next free number.
 
     A new ledger can then begin at `path`. No ledger is ever deleted.
     """
@@ -778,10 +783,10 @@ def without_copies(ledgers: Sequence[Path]) -> list[Path]:
 
 
 def adopt(path: Path, identity: str = "") -> None:
-    """Set aside every other ledger in the folder, which belongs to the ledger at `path`.
+    """Set aside, beside the ledger at `path`, all other ledgers of its training.
 
-    Those ledgers were renamed or moved by hand, and their steps count. So do the steps of ledgers
-    in subfolders, where a federation's server keeps those of its nodes.
+    These are the ledgers in its folder, which were renamed or moved by hand, and those in
+    subfolders, where a federation's server keeps the ledgers of its nodes. Their steps count.
 
     Args:
         path: the training's ledger.

@@ -1,9 +1,9 @@
-"""Builds tables of our own: what recipes reach at several ε, side by side (`papers/ours.yaml`).
+"""Builds the tables that are not a paper's: results of recipes at several ε (`papers/ours.yaml`).
 
-A line is a row, or a variant of one. There is one column per target ε; ε = ∞ is training without
-privacy. A run belongs to a line if its experiment digest matches a job of a recipe that claims the
-line. With `compare: VARIANT`, notes below the table compare that variant with the others of its
-row, seed by seed.
+A line of a table is a row or, if the row has variants, one of them. There is one column per target
+ε; ε = ∞ is training without privacy. A run belongs to a line if it has the experiment digest of one
+of the line's jobs (`Filling`, in `report.cells`). With `compare: VARIANT`, notes below the table
+compare that variant with the others of its row, seed by seed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Line:
 
     Attributes:
         baseline: Score of the trivial baseline; None if the table does not show the retained gain.
-        runs: By target ε, ∞ without privacy: a run for each seed and fold.
+        runs: The runs, one for each seed and fold, by target ε (∞: without privacy).
     """
 
     row: str
@@ -74,10 +74,11 @@ class Line:
         return {target: self.runs[target][0].privacy for target in self.targets}
 
     @property
-    def owners(self) -> list[int]:
+    def owner_counts(self) -> list[int]:
         """The distinct numbers of units that its private runs train on, in ascending order."""
         counts: set[int] = set()
         for target in self.targets:
+            # `records` of a sampling counts the units that a step draws from.
             counts |= {run.privacy.sampling.records for run in self.runs[target]}
         return sorted(counts)
 
@@ -121,7 +122,8 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     targets = sorted({target for line in lines for target in line.runs}, reverse=True)
     published = papers.published().get(name, {})
     has_variants = any(line.variant for line in lines)
-    shows_owners = bool(layout.get("kept"))  # tables of what an owner's privacy costs
+    # Tables that show the retained gain are about owners, so they also show how many there are.
+    shows_owners = bool(layout.get("kept"))
     cells_of_lines = [_show(line, targets, published, has_variants, shows_owners) for line in lines]
     notes = [*(layout.get("notes") or ()), *_note_epsilon_of_one_example(lines)]
     notes += compare_variants(lines, layout.get("compare"))
@@ -152,12 +154,12 @@ def _group_runs(
 
 
 def _make_lines(
-    layout: Mapping[str, Any], runs: Mapping[tuple[str, str | None], Runs]
+    layout: Mapping[str, Any], runs_by_line: Mapping[tuple[str, str | None], Runs]
 ) -> list[Line]:
     """Return the lines in the order of the table's rows and, within each, of its variants."""
     rows = layout["rows"]
     lines = []
-    for (row, variant), by_target in runs.items():
+    for (row, variant), by_target in runs_by_line.items():
         baseline = None
         if layout.get("kept"):
             baseline = (rows[row] or {}).get("floor")
@@ -194,7 +196,7 @@ def _show(
         cells["variant"] = names.algorithm(line.variant or "")
     cells["ε protects"] = line.privacy_unit
     if shows_owners:
-        cells["n"] = " or ".join(f"{owners:,}" for owners in line.owners)
+        cells["n"] = " or ".join(f"{owners:,}" for owners in line.owner_counts)
     deltas = sorted({f"{privacy.delta:g}" for privacy in line.spent.values()})
     cells["δ"] = ", ".join(deltas)
     cells["metric"] = line.metric.label
@@ -250,7 +252,7 @@ def _numbers(line: Line, target: float) -> dict[str, object]:
         "epsilon_tight": show_epsilon(privacy.epsilon_tight),
         "epsilon_of_owner": show_epsilon(privacy.epsilon_patient),
         "unit": line.privacy_unit,
-        "owners": " ".join(map(str, line.owners)),
+        "owners": " ".join(map(str, line.owner_counts)),
         "delta": privacy.delta,
         "mean": round(mean(values.values()), 6),
         "kept": None if retained is None else round(retained, 4),
@@ -298,11 +300,11 @@ def compare_variants(lines: Sequence[Line], chosen: str | None) -> list[str]:
     for line, other in product(lines, lines):
         if line.row != other.row or line.variant != chosen or other.variant == chosen:
             continue
-        pair = _compare(line, other)
-        if pair:
-            shown = "; ".join(map(str, pair))
+        at_each_epsilon = _compare(line, other)
+        if at_each_epsilon:
+            shown = "; ".join(map(str, at_each_epsilon))
             sentences.append(f"{line.row}, {line.variant} − {other.variant}. {shown}.")
-        comparisons += pair
+        comparisons += at_each_epsilon
     if not comparisons:
         return []
     count, threshold = len(comparisons), bonferroni(len(comparisons))
@@ -322,9 +324,9 @@ def _compare(line: Line, other: Line) -> list[Comparison]:
     """Compare two lines at each ε that both have, the largest first."""
     comparisons = []
     for target in sorted(line.runs.keys() & other.runs.keys(), reverse=True):
-        ours, theirs = line.values(target), other.values(target)
-        seeds = sorted(ours.keys() & theirs.keys())
-        test = paired_t([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+        values, other_values = line.values(target), other.values(target)
+        seeds = sorted(values.keys() & other_values.keys())
+        test = paired_t([values[seed] for seed in seeds], [other_values[seed] for seed in seeds])
         if test is not None:
             gain = line.metric.gain(test.mean, 0.0)  # positive if better, whatever the metric
             comparisons.append(Comparison(line, other, target, test, gain))
@@ -332,8 +334,8 @@ def _compare(line: Line, other: Line) -> list[Comparison]:
 
 
 def _note_epsilon_of_one_example(lines: Sequence[Line]) -> list[str]:
-    """State the ε of a single example where owners are the unit and have several."""
-    rows_of: dict[str, list[str]] = {}  # by the ε in words
+    """State the ε of a single example where owners are the unit and have several examples."""
+    rows_of: dict[str, list[str]] = {}  # by the ε of all columns, formatted
     for line in lines:
         epsilons = [_epsilon_of_one_example(privacy) for privacy in line.spent.values()]
         if epsilons and all(epsilons):
@@ -341,7 +343,7 @@ def _note_epsilon_of_one_example(lines: Sequence[Line]) -> list[str]:
     if not rows_of:
         return []
     stated = "; ".join(f"{', '.join(rows)}: {epsilons}" for epsilons, rows in rows_of.items())
-    why = "as removing it replaces the owner's mean"
+    why = "because removing it changes the mean of the owner's gradients"
     return [f"A single example of an owner has a larger ε, {why}. {stated}."]
 
 

@@ -36,7 +36,7 @@ class Training:
             correlates the noise of its steps.
         max_releases: number of releases that the budget allows; None without a budget.
         ranks: processes that take each step together.
-        captured_sums: CUDA graphs that sum contributions, recorded in earlier steps.
+        captured_sums: CUDA graphs that sum shares, recorded in earlier steps.
     """
 
     algorithm: Algorithm
@@ -58,7 +58,10 @@ class Training:
         return dict(self.model.named_parameters())
 
     def mechanism(self) -> Mechanism:
-        """Return the mechanism of a step with the parameters that require gradients now."""
+        """Return the mechanism of a step with the parameters that require gradients now.
+
+        It is cached, because captured sums belong to one mechanism object.
+        """
         trained = tuple(parameter.requires_grad for parameter in self.parameters.values())
         if trained not in self._mechanisms:
             self._mechanisms[trained] = self.algorithm.mechanism()
@@ -79,7 +82,7 @@ def private_step(
         step: number of the step, from 0. Seeded noise is a function of it.
         micro_batches: the sampled examples. There may be none, because Poisson sampling can draw an
             empty batch. If memory runs out, the micro-batches of a `MicroBatches` are halved.
-        expected_batch_size: divisor of the noisy sum, which must not depend on the sampled batch.
+        expected_batch_size: divisor of the noisy sum. It must not depend on the sampled batch.
         weights_digest: digest of the starting weights. Pass it only if a repeat of this step may
             start from other weights; see `Tally.append`.
 
@@ -103,7 +106,7 @@ def private_step(
     device = next(iter(training.parameters.values())).device
     releases_before = ledger.releases
     ledger.append(step, weights_digest)  # before the sum and its noise exist
-    is_repeat = ledger.releases == releases_before
+    is_repeat = ledger.releases == releases_before  # the ledger had this release already
     size_before = micro_batches.size.examples if isinstance(micro_batches, MicroBatches) else 0
     marks = mark_weights(training.parameters)
     try:
@@ -115,18 +118,21 @@ def private_step(
             ranks.size,
         )
         if local_sum is None:  # this step cannot use a CUDA graph: sum eagerly
-            local_sum = sum_contributions(algorithm, mechanism, micro_batches, device)
-    # Not KeyboardInterrupt: it may come while torch has other tensors in place of the weights, and
-    # the check would then fail although no weight was written.
+            local_sum = sum_shares(algorithm, mechanism, micro_batches, device)
     except Exception:
+        # This excludes KeyboardInterrupt, at which torch may still have other tensors in place of
+        # the weights: `require_unwritten` would then fail although no weight was written.
         require_unwritten(training.parameters, marks)
         raise
     require_unwritten(training.parameters, marks)
     total = local_sum
-    max_examples = 0  # upper bound on the examples in the sum over all ranks
+    # Upper bound on the examples of all ranks; 0 for one rank, whose sum has widened itself.
+    max_examples = 0
     if isinstance(micro_batches, MicroBatches) and ranks.size > 1:
         max_examples = ranks.max(micro_batches.count) * ranks.size
-    is_secure = not training.noise.repeatable
+    is_secure = not training.noise.repeatable  # secure noise alone is never drawn twice
+    # float32 would round a sum over many examples too coarsely, and secure noise must be added
+    # before the sum is rounded to its grid.
     if max_examples > MICRO_BATCH or is_secure:
         total = widen(local_sum)
     if isinstance(micro_batches, MicroBatches):
@@ -141,8 +147,8 @@ def private_step(
                 f"{setting('trainer.micro_batch', micro_batches.size.examples)}. It continues with "
                 "new noise and counts the step again."
             )
-    # Fuse the division into the noise pass if nothing is sent or rounded in between. The result is
-    # bit-identical.
+    # Fuse the division into the noise pass if the algorithm only averages, nothing is sent (one
+    # rank) and nothing is rounded to a grid (seeded noise). The result is bit-identical.
     fuse_division = algorithm.averages and ranks.size == 1 and not is_secure
     if ranks.is_first:
         total = add_noise(
@@ -169,7 +175,7 @@ def private_step(
         descend(training.parameters, training.optimizer, update)
 
 
-def sum_contributions(
+def sum_shares(
     algorithm: Algorithm,
     mechanism: Mechanism,
     micro_batches: Iterable[Batch],
@@ -201,16 +207,19 @@ def sum_contributions(
 
 
 def arguments_of(micro_batches: Iterable[Batch]) -> Iterator[tuple[Any, ...]]:
-    """Yield `accumulate`'s arguments for each micro-batch: `(batch,)` or `(batch, shares)`."""
+    """Yield `accumulate`'s arguments for each micro-batch: `(batch,)` or `(batch, share_sizes)`.
+
+    `share_sizes` has the number of examples of each share, an owner's.
+    """
     if isinstance(micro_batches, MicroBatches) and micro_batches.shares is not None:
-        shares = [examples_per_share for _, examples_per_share in micro_batches.cuts()]
-        yield from zip(micro_batches, shares, strict=True)
+        share_sizes = [sizes for _, sizes in micro_batches.cuts()]
+        yield from zip(micro_batches, share_sizes, strict=True)
     else:
         yield from ((batch,) for batch in micro_batches)
 
 
 def _out_of_memory(micro_batches: MicroBatches) -> UserError:
-    """Return the error that states what did not fit: one owner's examples, or a single one."""
+    """Return the error that states what did not fit: one owner's examples, or a single example."""
     largest_share = max(micro_batches.shares or (1,))
     if largest_share > 1:
         return UserError(
@@ -238,6 +247,7 @@ def descend(
     """
     for name, parameter in parameters.items():
         if parameter.requires_grad:
+            # Fused optimizers ignore strides, so gradient and state must have the weight's layout.
             parameter.grad = lay_out_as(parameter, gradients[name])
         else:  # a stale gradient from before freezing would still be applied, without noise
             parameter.grad = None

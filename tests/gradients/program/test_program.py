@@ -130,11 +130,11 @@ APART: dict[str, tuple[Callable[..., Tensor], str]] = {
     ),
     "numbers of Python": (
         lambda net, x: x * 2 if random.random() < 2 else x,
-        "draws random numbers by Python or numpy",
+        "draws random numbers with Python or numpy",
     ),
     "numbers of numpy": (
         lambda net, x: x * torch.from_numpy(np.random.rand(4)),
-        "draws random numbers by Python or numpy",
+        "draws random numbers with Python or numpy",
     ),
     "lengths of Python": (
         lambda net, x: packed(net, x, [4] * len(x)),

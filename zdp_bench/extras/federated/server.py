@@ -1,4 +1,4 @@
-"""Conduct a federated run: request the nodes' releases, average them, and take optimiser steps.
+"""Conduct a federated run: request the nodes' releases, average them, and take optimizer steps.
 
 In each round, the server sends the weights to every present node and waits up to
 `federated.patience` seconds. An answer is valid if it is for this round, holds the model's tensors,
@@ -53,10 +53,11 @@ from zdp_bench.training.run_folder import Outcome, find_or_run, open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, count_units, load_data
 from zdp_bench.training.step import descend
 
-MAX_NORM = 1e18  # its square still fits in float32, which adaptive optimisers need
+MAX_NORM = 1e18  # its square still fits in float32, which adaptive optimizers need
 
-# Where the rounds' ledger starts, as `Ledger.begin` takes it: code, step and state. The state is a
-# placeholder, because a round is identified by the digest of the weights that the server sends.
+# The arguments of `Ledger.begin` for the ledger of rounds: execution digest, step and state digest.
+# The digests are constants, so that every process continues the same generation: whether a round
+# is repeated is decided by the digest of the weights that the server sends.
 LEDGER_START = ("server", 0, "the weights it sends")
 
 
@@ -117,8 +118,8 @@ def conduct(grid: Grid, context: ServerContext) -> Document:
         - the weights change only through the nodes' releases; each is made by its node's own
           mechanism and is in its node's ledger;
         - a node's ε in the record composes every release that the node can have made, as counted
-          by the server, whatever the node reports; the run's ε is that of the worst node, because
-          each patient is at one node only.
+          by the server, whatever the node reports; the run's ε is the largest of any node, which
+          holds if each patient is at one node only. A patient at several has their composed ε.
 
     Raises:
         UserError: too few nodes take part or answer, or the data, ledger or checkpoint is unusable.
@@ -129,10 +130,10 @@ def conduct(grid: Grid, context: ServerContext) -> Document:
     saved = checkpoint.load(context.home / "checkpoint.pt", context.run_digest)
     roster = gather_nodes(grid, context, saved.nodes if saved else {})
     rounds = Rounds(context, setup, roster, saved)
+    # The nodes have one configuration, so the first one's precision is that of all.
     with closing(rounds.ledger), rounds.first_setup.arithmetic():
         rounds.prepare_nodes()
-        # The loop drives the training; `Rounds` implements its protocol `Steps`.
-        loop = rounds.loop
+        loop = rounds.loop  # it calls back `take`, `save` and `epsilon` of `rounds`
         stopped_by = loop.take_steps(rounds, context.asked_to_stop)
         final = evaluate_trained(
             context.home,
@@ -167,7 +168,7 @@ def gather_nodes(
         known: the nodes in the checkpoint, as `Roster.saved` returned them.
 
     Raises:
-        UserError: too few nodes joined, or a node without a saved standing is missing.
+        UserError: too few nodes joined, or a node that the checkpoint does not know is missing.
         Stopped: a signal was received.
     """
     config, data = context.config, context.data
@@ -179,13 +180,15 @@ def gather_nodes(
         parts = split_by_patient(data, nodes, config.seed)
         sizes = [count_units(config, replace(data, train=part)) for part in parts]
     roster = Roster(grid, config, expected, sizes, known)
-    has_all = roster.wait_for(nodes, patience, context.asked_to_stop)
-    if signal := context.asked_to_stop():
+    all_present = roster.wait_for(nodes, patience, context.asked_to_stop)
+    signal = context.asked_to_stop()
+    if signal:
         raise Stopped(signal)
-    # Every node has joined once, now or before the checkpoint: the plan needs every node's size.
-    is_complete = len(roster.standings) >= nodes
-    has_enough = len(roster.present) >= roster.min_nodes and is_complete
-    if not has_all and not has_enough:
+    # The plan needs every node's size, so every node must have joined once, perhaps before the
+    # checkpoint.
+    all_known = len(roster.standings) >= nodes
+    enough_present = len(roster.present) >= roster.min_nodes
+    if not all_present and not (all_known and enough_present):
         refusals = [f"node {node}: {reason}" for node, reason in sorted(roster.refusals().items())]
         reasons = f" ({'; '.join(refusals)})" if refusals else ""
         raise UserError(
@@ -199,7 +202,7 @@ class Rounds:
     """The rounds of a federated run, which `Loop` takes as its steps.
 
     Attributes:
-        setups: each node's setup, for validation and accounting.
+        setups: each node's setup, to check its releases and to account for them.
         fixed_state: the model's state that must stay fixed, as `Setup.check_model` returns it.
         ledger: the rounds that the server has requested.
     """
@@ -213,17 +216,18 @@ class Rounds:
     ) -> None:
         config = context.config
         self.context, self.setup, self.roster = context, setup, roster
+        # How many units a node draws from: patients if they are the privacy unit, else examples.
         self.sizes = {
             number: roster.standings[number].records for number in range(roster.num_nodes)
         }
         self.round_plan = rounds_of(config, list(self.sizes.values()))
         # These are cached by size, because nodes of the same size have the same setup and ε.
         self._setup_of = cache(
-            lambda records: setup.with_plan(steps_of(config, records, self.round_plan.steps))
+            lambda size: setup.with_plan(steps_of(config, size, self.round_plan.steps))
         )
-        self._epsilon_of = cache(lambda records, steps: self._setup_of(records).epsilon(steps))
+        self._epsilon_of = cache(lambda size, releases: self._setup_of(size).epsilon(releases))
         self._affordable_of = cache(
-            lambda records, max_releases: self._setup_of(records).affordable(max_releases)
+            lambda size, max_releases: self._setup_of(size).affordable(max_releases)
         )
         self.setups = {number: self._setup_of(size) for number, size in self.sizes.items()}
         self.limits = {
@@ -249,7 +253,7 @@ class Rounds:
             context.home,
             context.watcher,
             self.batch_size,
-            # Save after every round: a repeated round may count as a new release.
+            # By default, save after every round: a repeated round may count as a new release.
             config.execution.checkpoint_steps or 1,
             round_steps=config.federated.local_steps,
         )
@@ -259,12 +263,13 @@ class Rounds:
 
     def prepare_nodes(self) -> None:
         """Ask the present nodes to prepare, and wait until they have."""
-        num_present = len(self.roster.present)
+        num_present = len(self.roster.present)  # `prepare` empties `present` until they answer
         mechanism_digests = {
             number: node_setup.mechanism.digest() for number, node_setup in self.setups.items()
         }
         self.roster.prepare(self.context.run_digest, self.round_plan.steps, mechanism_digests)
         patience = self.context.config.federated.patience
+        # If too few are ready in time, `take` says so.
         self.roster.wait_for(num_present, patience, self.context.asked_to_stop)
 
     def save(self) -> None:
@@ -273,10 +278,10 @@ class Rounds:
         self.loop.save(self.ledger.position, self.roster.saved())
 
     def epsilon(self, rounds: int) -> float:
-        """Return the worst node's tight ε after `rounds` rounds.
+        """Return the largest tight ε of any node after `rounds` rounds.
 
-        This excludes rounds that a killed run requested beyond this one: the ledger has them, and
-        they count once this run reaches them.
+        Later rounds, which a killed run requested, are left out: they are in the ledger, and count
+        once this run reaches them.
         """
         counted_rounds = self.ledger.releases_before(rounds)
         return max(
@@ -321,8 +326,8 @@ class Rounds:
 
     def _is_affordable(self, rounds: int) -> bool:
         """Return whether `rounds` rounds are within every node's budget."""
-        # An upper bound, reached if every round of the plan is requested anew. It limits the
-        # accountant's search.
+        # A run requests no more rounds than this, even if it requests every round anew. So
+        # `affordable` need not search beyond the releases of these rounds.
         max_rounds = self._rounds_at_start + self.round_plan.steps
         for number, size in self.sizes.items():
             affordable = self._affordable_of(size, self.roster.spent(number, max_rounds))
@@ -376,7 +381,7 @@ def valid_releases(
             roster.note_ledger(number, values)
             releases[number] = release
         except Malformed as error:
-            reasons[number] = f"its answer {error}"
+            reasons[number] = f"its answer {error}"  # the errors above are predicates
     for number, reason in reasons.items():
         roster.log_drop(number, reason)
     return releases, reasons
@@ -395,11 +400,13 @@ def largest_release(mechanism: Mechanism, steps: int) -> float:
     """Return an upper bound on the norm of an honest node's release, the sum of `steps` gradients.
 
     In the worst case, every example is drawn and has its largest norm, all in one direction. The
-    noise of k reals has a norm of about √k standard deviations; ten more are allowed. The bound is
-    twice the sum, to allow for rounding, and at most `MAX_NORM`, also without clipping.
+    noise of k reals has a norm of about √k standard deviations; ten more standard deviations are
+    allowed. The bound is twice the sum, to allow for rounding, and at most `MAX_NORM`, which is the
+    only limit without clipping.
     """
     sampling = mechanism.sampling
     bounds = [block.bound for block in mechanism.blocks]
+    # A joint bound holds over all blocks together, and every block states it.
     bound = bounds[0] if mechanism.joint else math.hypot(*bounds)
     noise_norms = []
     for block in mechanism.blocks:
@@ -459,10 +466,10 @@ def account_nodes(
     repeatable: bool,
     unit: str,
 ) -> dict[str, Any]:
-    """Return the record's section on privacy.
+    """Return the record's section on privacy, with an entry for every node under `nodes`.
 
-    It is that of the worst node, because each patient is at one node only, with an entry for every
-    node under `nodes`.
+    Each ε and the number of steps are the largest of any node, and everything else is that of the
+    node with the largest tight ε. They hold for a patient whose examples are all at one node.
 
     Args:
         roster: the nodes, and the steps that each can have taken.
@@ -470,6 +477,7 @@ def account_nodes(
         repeatable: whether the noise is seeded, so that a step can be repeated.
         unit: the kind of owner, such as "patient".
     """
+    # `unconfirmed` is the number of releases that the server counts and a node has not reported.
     reports = _report_nodes(roster, setups, repeatable, unit)
     worst = max(reports.values(), key=lambda report: report["epsilon_tight"])
     privacy = {key: value for key, value in worst.items() if key != "unconfirmed"}
@@ -519,7 +527,7 @@ def _report_nodes(
         examples = standing.examples_per_patient
         counts_patients = setup.config.privacy.by_patient
         if not counts_patients:
-            # `records` counts examples, so that one patient cannot have more than all of them.
+            # `records` then counts examples, and one patient cannot have more than all of them.
             examples = min(examples, standing.records)
         reports[number] = {
             **report(first_with[setup.mechanism], spent, examples),

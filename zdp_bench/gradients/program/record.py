@@ -1,9 +1,10 @@
 """A model's forward function, recorded once as a graph of torch's operations.
 
-The number of examples is a symbol B in it: `x.reshape(-1, 6)` of x [B, 4, 6] has shape [4·B, 6],
-from which the checks read where the examples are. Python is gone: nothing that a model looks at,
-counts or keeps in its forward function can take part in a step. What torch would record otherwise
-than it runs, or for one B only, is replaced (`leaves`, `sequences`, `substitutes`) or rejected.
+The number of examples is a symbol B in the graph: `x.reshape(-1, 6)` of x [B, 4, 6] has shape
+[4·B, 6], and the checks read from such shapes where the examples are. The graph has no Python code,
+so a value that the forward function reads, counts or stores in Python cannot influence a step.
+Operations that torch would record differently from how it runs them, or for one value of B only,
+are replaced (`leaves`, `sequences`, `substitutes`) or rejected.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from zdp_bench.gradients.program.ours import HOOKS, foreign_hooks, require_no_ba
 from zdp_bench.gradients.program.sequences import recurrent_layers
 from zdp_bench.gradients.program.substitutes import SUBSTITUTES
 
-MOST_EXAMPLES = 2**24  # of a batch
+MAX_EXAMPLES = 2**24  # of a batch
 HOOKS_OF_TENSORS = ("register_hook", "register_post_accumulate_grad_hook")
-ANOTHER_NUMBER = "the model does something else for another number of examples"
+DEPENDS_ON_NUMBER = "the model does something else for another number of examples"
 KINDS = {
     InputKind.PARAMETER: "parameter",
     InputKind.BUFFER: "buffer",
@@ -56,8 +57,8 @@ KINDS = {
 class Source:
     """What a placeholder of a program stands for."""
 
-    kind: str  # parameter, buffer, constant, input
-    name: str  # of the parameter or buffer; a constant's tensor is in `Recorded.constants`
+    kind: str  # parameter, buffer, constant or input
+    name: str  # name in the model; for a constant, its key in `Recorded.constants`
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,12 @@ def record(model: nn.Module, inputs: Tensor) -> Recorded:
     """Return the operations of a model's forward function.
 
     Args:
-        model: what its forward function sets is set back.
-        inputs: two examples or more; their values do not matter.
+        model: attributes that its forward function sets are restored.
+        inputs: two or more examples; their values do not matter.
 
     Raises:
-        Alone: torch cannot record the function for any number of examples.
+        Alone: torch cannot record the function for every number of examples. The model must then
+            run on one example at a time.
     """
     _start_autograd()
     require_no_backward_hooks(model)
@@ -100,34 +102,34 @@ def record(model: nn.Module, inputs: Tensor) -> Recorded:
 
 
 def _start_autograd() -> None:
-    """Have autograd count the devices, which it does once, at its first backward pass.
+    """Let autograd count the devices, which it does once, in its first backward pass.
 
-    Recording makes torch count a GPU that is not there. Autograd would start a thread for it, and
-    no process that is forked afterwards could take a step.
+    While it records, torch reports a GPU even on a machine without one. Autograd would start a
+    thread for it, and no process that is forked afterwards could take a step.
     """
     torch.zeros((), requires_grad=True).backward()
 
 
-class _OfTree(nn.Module):
-    """The model as a function of one tree of tensors."""
+class _TreeModel(nn.Module):
+    """The model as a function of one argument: a tensor, or a tuple or dictionary of tensors."""
 
-    def __init__(self, model: nn.Module, packed: bool) -> None:
+    def __init__(self, model: nn.Module, has_parts: bool) -> None:
         super().__init__()
         self.model = model
-        self.packed = packed
+        self.has_parts = has_parts  # the argument is a tuple or dictionary, which `Parts` carries
 
     def forward(self, tree: Any) -> Tensor:
-        output: Tensor = self.model(Parts(tree) if self.packed else tree)
+        output: Tensor = self.model(Parts(tree) if self.has_parts else tree)
         return output
 
 
 def _export(model: nn.Module, inputs: Tensor) -> ExportedProgram:
-    """Return what torch records of the model, the number of examples as a symbol."""
-    packed = isinstance(inputs, Parts)
+    """Return what torch records of the model, with the number of examples as a symbol."""
+    has_parts = isinstance(inputs, Parts)
     tree: Any = inputs.tree if isinstance(inputs, Parts) else inputs
-    batch = Dim("B", min=1, max=MOST_EXAMPLES)
+    batch = Dim("B", min=1, max=MAX_EXAMPLES)
     shapes = tree_map(lambda _: {0: batch}, tree)
-    as_recorded = (
+    recording_contexts = (
         _silence(),
         torch.backends.opt_einsum.flags(enabled=False),
         _unchanged(model),
@@ -137,17 +139,17 @@ def _export(model: nn.Module, inputs: Tensor) -> ExportedProgram:
         _symbolic_len(),
     )
     with ExitStack() as contexts:
-        for context in as_recorded:
+        for context in recording_contexts:
             contexts.enter_context(context)
         watch = contexts.enter_context(_Watch(model))
         states = _python_random_states()
         try:
-            function = _OfTree(model, packed)
+            function = _TreeModel(model, has_parts)
             exported = export(function, (tree,), dynamic_shapes=(shapes,), strict=False)
         except Exception as error:
             raise _explain(error, model, watch) from None
     if _python_random_states() != states:
-        raise Alone("the model draws random numbers by Python or numpy")
+        raise Alone("the model draws random numbers with Python or numpy")
     return exported
 
 
@@ -161,12 +163,12 @@ def _require_nothing_changed(exported: ExportedProgram) -> None:
 
 
 def _require_no_hidden_parameter(model: nn.Module, exported: ExportedProgram) -> None:
-    """Reject a constant that is a parameter in another guise, which would not be trained."""
+    """Reject a constant that shares memory with a parameter, which would not be trained there."""
     names = {_memory_of(parameter): name for name, parameter in model.named_parameters()}
     for constant in exported.constants.values():
         if isinstance(constant, Tensor) and _memory_of(constant) in names:
             name = names[_memory_of(constant)]
-            raise Alone(f"the model uses '{name}' beside the module that holds it")
+            raise Alone(f"the model uses '{name}' other than through the module that holds it")
 
 
 def _memory_of(tensor: Tensor) -> Any:
@@ -194,14 +196,14 @@ def _name_in_model(target: str | None) -> str:
 class _Watch(TorchFunctionMode):
     """Watches the functions of torch that a model calls while it is recorded.
 
-    Stops at a hook, which a recording would leave out; calls a function's substitute; and notes
-    where torch first took the number of examples for a fixed one.
+    It rejects hooks, which a recording would leave out, calls a function's substitute if it has
+    one, and notes where torch first specialised on a fixed number of examples.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.sizes: Any = None  # torch's table of sizes; its replacements are those it has fixed
+        self.shape_env: Any = None  # torch's ShapeEnv; `replacements` are the sizes it has fixed
         self.fixed: Alone | None = None
 
     def __torch_function__(
@@ -214,23 +216,23 @@ class _Watch(TorchFunctionMode):
         name = getattr(function, "__name__", "an operation")
         if name in HOOKS_OF_TENSORS:
             raise Alone("a hook changes gradients")
-        if self.sizes is None:
-            self.sizes = _table_of_sizes(args)
-        self._note(ANOTHER_NUMBER)  # by what Python did since the last call
+        if self.shape_env is None:
+            self.shape_env = _find_shape_env(args)
+        self._note(DEPENDS_ON_NUMBER)  # if Python code fixed it since the last call
         result = SUBSTITUTES.get(function, function)(*args, **(kwargs or {}))
-        self._note(f"torch records {name} for one number of examples alone")
+        self._note(f"torch records {name} for one number of examples only")
         return result
 
     def _note(self, reason: str) -> None:
         """Note where the number of examples was fixed first."""
-        if self.fixed is None and self.sizes is not None and self.sizes.replacements:
+        if self.fixed is None and self.shape_env is not None and self.shape_env.replacements:
             callers = list(traceback.walk_stack(sys._getframe(2)))
             line, layer = _locate(self.model, reversed(callers))
             self.fixed = Alone(reason, None, line, layer)
 
 
-def _table_of_sizes(args: Any) -> Any:
-    """Return torch's table of sizes, if the first argument is a tensor of examples."""
+def _find_shape_env(args: Any) -> Any:
+    """Return torch's ShapeEnv if the first argument is a tensor of examples, else None."""
     if not args or not isinstance(args[0], Tensor):
         return None
     sizes: Any = args[0].shape
@@ -248,7 +250,11 @@ def _python_random_states() -> Any:
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Set back what the forward function sets; leave out this package's own hooks within."""
+    """Restore the attributes that the forward function sets.
+
+    This package's own hooks, which watch layers for other checks, are removed meanwhile, because a
+    recording would contain what they do.
+    """
     attributes = [(module, dict(vars(module))) for module in model.modules()]
     hooks = [vars(module)[kind] for module in model.modules() for kind in HOOKS]
     saved_hooks = [dict(own) for own in hooks]
@@ -270,7 +276,7 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _symbolic_len() -> Iterator[None]:
-    """Have `len(x)` be the number of examples, as `x.shape[0]` is: Python wants a number there."""
+    """Let `len(x)` return the symbol `x.shape[0]`; Python's own `len` must return an int."""
     plain_len = builtins.len
 
     def symbolic_len(value: Any) -> Any:
@@ -287,7 +293,7 @@ def _symbolic_len() -> Iterator[None]:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Keep torch from printing what it could not record: the reason is said in one line."""
+    """Keep torch from printing what it cannot record; the error gives the reason in one line."""
     disabled = logging.root.manager.disable
     nowhere = io.StringIO()
     logging.disable(logging.CRITICAL)
@@ -309,7 +315,7 @@ def _explain(
 ) -> Alone:
     """Return why torch could not record a forward function, with the user's line and layer."""
     reason = str(error) if isinstance(error, Alone) else _reason_of(error)
-    if reason.startswith(ANOTHER_NUMBER) and watch.fixed is not None:
+    if reason.startswith(DEPENDS_ON_NUMBER) and watch.fixed is not None:
         return watch.fixed
     line, layer = _locate(model, traceback.walk_tb(error.__traceback__))
     return Alone(reason, None, line, layer)
@@ -320,9 +326,9 @@ def _reason_of(error: Exception) -> str:
     if "Constraints violated" in text or "specialized" in text:
         guard = re.search(r"satisfy the generated guard (.*)", text)
         if guard is None:
-            return ANOTHER_NUMBER
+            return DEPENDS_ON_NUMBER
         sizes = re.sub(r"L\[.*?\]\.size\(\)\[0\]", "B", guard[1]).strip(".")
-        return f"{ANOTHER_NUMBER} (than {sizes})"
+        return f"{DEPENDS_ON_NUMBER} (than {sizes})"
     if "data-dependent" in text or "DataDependent" in text:
         return "the model decides by numbers in Python"
     return f"torch cannot record the model ({first_line(error)})"
