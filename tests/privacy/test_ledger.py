@@ -547,7 +547,7 @@ def test_a_ledger_that_ends_in_zeros_is_refused(path: Path, zeros: int) -> None:
 def test_a_ledger_that_ends_before_the_checkpoint_is_refused(path: Path, kept: int) -> None:
     position = write(path, *range(5)).position
     lines = path.read_bytes().splitlines(keepends=True)
-    said = rf"line {2 + kept}: the file ends here.*{kept} steps.*after 5; it was truncated"
+    said = rf"line {2 + kept}: the file ends here.*{kept} releases.*after 5; it was truncated"
     for fragment in (b"", b'{"st'):  # nor does a fragment stand for the missing steps
         path.write_bytes(b"".join(lines[: 1 + kept]) + fragment)
         with pytest.raises(LedgerError, match=said):
@@ -573,7 +573,7 @@ def test_another_runs_ledger_is_refused(path: Path) -> None:
     # of the same mechanism, but with other steps: only the checkpoint can tell
     write(path.with_name("other"), 0, 0, 1, repeatable=False)
     position = write(path.with_name("mine"), 0, 1, 2, repeatable=False).position
-    with pytest.raises(LedgerError, match="does not hold the step that the checkpoint"):
+    with pytest.raises(LedgerError, match="does not hold the release after which the checkpoint"):
         reopen(path.with_name("other"), False, position)
 
 
