@@ -260,7 +260,7 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     *(("physionet2012", STAY, how, "does not begin with") for how in (EMPTY, WEB_PAGE)),
     ("physionet2012", STAY, put(b"\xff\xfe"), "is not UTF-8"),
     ("physionet2012", STAY, put(b"x" * 2**19), "is larger than"),
-    ("physionet2012", STAY, Path.unlink, "132000.txt: is missing, and Outcomes-a.txt has"),
+    ("physionet2012", STAY, Path.unlink, "132000.txt: is missing, but Outcomes-a.txt has"),
     ("physionet2012", STAY, rename(".csv"), "is no record of a patient in Outcomes-a.txt"),
     ("physionet2012", STAY, beside("7.txt"), "7.txt: is no record of a patient"),
     ("physionet2012", STAY, lead_out, "a link that leads out of"),
