@@ -146,6 +146,11 @@ def test_a_damaged_record_is_told_by_path_and_the_others_are_read(
         ("measured", {"train_seconds": "long"}),
         ("validation", {"accuracy": []}),
         ("stopped_by", []),
+        ("config", {"trainer": []}),
+        ("config", {"trainer": {"epochs": "all"}}),
+        ("config", {"privacy": {"target_epsilon": "low"}}),
+        ("config", {"dataset": None}),
+        ("config", {"federated": 3}),
     ],
 )
 def test_a_record_with_a_damaged_field_is_left_out(tmp_path: Path, path: str, value: Any) -> None:

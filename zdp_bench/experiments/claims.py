@@ -237,8 +237,9 @@ def on_other_data(
     for run in every:
         if run.recipe in recipes:
             datasets = used.setdefault(run.recipe, [])
-            if run.config["dataset"] not in datasets:
-                datasets.append(run.config["dataset"])
+            dataset = run.config.get("dataset", {})
+            if dataset and dataset not in datasets:
+                datasets.append(dataset)
     own: dict[str, list[dict[str, Any]]] = {}  # a recipe that sweeps its folds has several
     for job in jobs:
         own.setdefault(job.recipe, []).append(drop_empty(job.resolved["dataset"]))

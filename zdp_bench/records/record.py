@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import Ge, Interval
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict
+from typing_extensions import TypedDict  # pydantic takes that of `typing` from Python 3.12 on
 
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Unfit, expect, parse_as, read_json
@@ -28,6 +29,36 @@ Noise = Annotated[float, Ge(0)]
 OPTIONAL = BeforeValidator(lambda section: {} if section is None else section)
 
 NUMBER = int | float
+
+
+class _Trainer(TypedDict, total=False):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    epochs: Annotated[float, Ge(0)] | None
+
+
+class _Privacy(TypedDict, total=False):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    target_epsilon: Annotated[float, Ge(0)] | None
+
+
+class _Config(TypedDict, total=False):
+    """What is read of a configuration: its sections, and some of their numbers."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    trainer: _Trainer
+    privacy: _Privacy
+    model: Mapping[str, Any]
+    dataset: Mapping[str, Any]
+    algorithm: Mapping[str, Any]
+    federated: Mapping[str, Any] | None
+    optimizer: Mapping[str, Any] | None
+
+
+def _require_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    parse_as(_Config, config, "config")
+    return config
+
+
 ADVICE = "Delete it: the same run writes it again, from the checkpoint there."
 # Dotted paths of the sections that make up most of a record and that only few commands need
 LARGE = ("epochs", "privacy.mechanism")
@@ -232,7 +263,7 @@ class Record:
     headline: Headline
     privacy: Privacy
     data: Data
-    config: Mapping[str, Any]
+    config: Annotated[Mapping[str, Any], AfterValidator(_require_config)]
     metrics: Mapping[str, float]
     values: Mapping[str, Any] = field(repr=False, compare=False)
     claims: Annotated[Claims, OPTIONAL] = Claims()

@@ -147,7 +147,7 @@ def _group_runs(
             continue
         for run in filling.runs_of(every):
             # Every private recipe of these tables sets a target ε.
-            target = float(run.config["privacy"].get("target_epsilon") or math.inf)
+            target = float(run.get("config.privacy.target_epsilon") or math.inf)
             by_target = rows.setdefault((filling.row, filling.variant), {})
             by_target[target] = deduplicate([*by_target.get(target, []), run])
     return rows
