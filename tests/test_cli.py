@@ -429,5 +429,5 @@ def test_every_key_that_a_yaml_file_names_is_suggested() -> None:
     listed = set(list_keys())
     keys = [key for key, _ in every_key() if not key.startswith(("launcher", "hydra"))]
     unnamed = [key for key in keys if key not in listed]
-    # the options of torch's optimisers and schedulers that our YAML leaves to torch
+    # the options of torch's optimizers and schedulers that our YAML leaves to torch
     assert not [key for key in unnamed if not key.startswith(("optimizer.", "scheduler."))], unnamed

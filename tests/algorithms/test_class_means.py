@@ -46,7 +46,7 @@ def test_the_classifier_is_the_noisy_sum_of_centred_labels_times_features() -> N
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_epsilon_is_that_of_one_gaussian_release(tmp_path: Path, optimizer: str) -> None:
-    """The weights are what was released, whatever the optimiser."""
+    """The weights are what was released, whatever the optimizer."""
     words = [*RUN, "privacy.target_epsilon=2", f"optimizer={optimizer}"]
     record = carry_out(tmp_path, *words).record.document
     privacy = record["privacy"]

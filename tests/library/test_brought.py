@@ -1,4 +1,4 @@
-"""What people bring: losses, models, data and optimisers, served or refused for the true reason."""
+"""What people bring: losses, models, data and optimizers, served or refused for the true reason."""
 
 from __future__ import annotations
 
@@ -490,7 +490,7 @@ def test_a_lazy_module_is_asked_for_a_first_call(make: Make) -> None:
         (lambda p: torch.optim.lr_scheduler.StepLR(torch.optim.SGD(p), 1), "schedule is yours"),
     ],
 )
-def test_an_optimiser_that_cannot_step_is_refused_before_a_step_counts(
+def test_an_optimizer_that_cannot_step_is_refused_before_a_step_counts(
     make: Make, tmp_path: Path, make_optimizer: Any, sentence: str
 ) -> None:
     model = network()
@@ -561,7 +561,7 @@ def test_groups_step_from_the_clipped_mean_at_their_own_rate_and_decay(
 
 
 def of_layers(kind: Any, model: nn.Module, order: tuple[int, int], several: bool = False) -> Any:
-    """Optimisers, or groups of one, of the two linear layers."""
+    """Optimizers, or groups of one, of the two linear layers."""
     parts = [list(model[at].parameters()) for at in order]  # type: ignore[index]
     if several:
         return [kind(part, lr=0.5) for part in parts]

@@ -1,4 +1,4 @@
-"""What an optimiser receives does not depend on how a gradient lies in memory."""
+"""What an optimizer receives does not depend on how a gradient lies in memory."""
 
 from __future__ import annotations
 

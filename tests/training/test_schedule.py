@@ -36,7 +36,7 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def build(*words: str, data: Splits = UNVALIDATED, lr: float = 1.0, **changes: Any) -> Any:
-    """The schedule of a configuration, for an optimiser with one parameter."""
+    """The schedule of a configuration, for an optimizer with one parameter."""
     config = replace(parse(compose(["recipe=quickstart", *words])), **changes)
     return build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=lr), data, 1)
 

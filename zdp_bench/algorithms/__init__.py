@@ -1,7 +1,7 @@
 """The algorithms, one file each. Each is one line: y = Post( Σᵢ Boundᵢ(xᵢ) + ξ ).
 
 An algorithm bounds one example's share and turns the noisy sum into a gradient. Sampling, noise,
-ledger and optimiser are in `training/step.py`, once for all. No algorithm computes or prints an ε.
+ledger and optimizer are in `training/step.py`, once for all. No algorithm computes or prints an ε.
 """
 
 from __future__ import annotations

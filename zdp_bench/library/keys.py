@@ -6,7 +6,7 @@ difference of their steps would be that of their sums without noise. So
 
     - secure=True has no key: all randomness is the operating system's;
     - without a seed each step's key is drawn from the operating system;
-    - with a seed the key covers the seed, the plan, the mechanism, the optimiser, ALL examples, the
+    - with a seed the key covers the seed, the plan, the mechanism, the optimizer, ALL examples, the
       gradients that model and loss give on random inputs, and code, libraries and machine, which
       decide how sums are rounded. A digest of some examples would not do: neighbouring data sets,
       which ε is about, agree in all but one.

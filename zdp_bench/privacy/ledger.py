@@ -440,7 +440,7 @@ class Ledger(Tally):
                 `training.machine.execution_digest` returns it. Empty if no step can be repeated bit
                 for bit.
             step: number of the next step.
-            state_digest: digest of weights, optimiser and schedule.
+            state_digest: digest of weights, optimizer and schedule.
         """
         if not self.repeatable:
             return

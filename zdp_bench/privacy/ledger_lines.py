@@ -115,7 +115,7 @@ class Start:
         execution_digest: digest of code, libraries, machine and micro-batch. In the file, its key
             is "made".
         step: number of the first step from this state.
-        state_digest: digest of weights, optimiser and schedule. In the file, its key is "state".
+        state_digest: digest of weights, optimizer and schedule. In the file, its key is "state".
         generation: generation of the steps that follow.
     """
 

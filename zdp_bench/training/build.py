@@ -1,4 +1,4 @@
-"""Build the parts of a run from its configuration: model, algorithm, optimiser, schedule."""
+"""Build the parts of a run from its configuration: model, algorithm, optimizer, schedule."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def _check_budget(config: Run, mechanism: Mechanism) -> None:
 
 
 def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the configured optimiser over the trainable parameters.
+    """Return the configured optimizer over the trainable parameters.
 
     Raises:
         UserError: its options are invalid, or it cannot take a private step.
@@ -269,7 +269,7 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
     is_complex = any(parameter.is_complex() for parameter in parameters)
     if options.get("fused") and is_complex:
         raise UserError(
-            "optimizer.fused=true: torch has no fused optimiser for complex parameters; leave it "
+            "optimizer.fused=true: torch has no fused optimizer for complex parameters; leave it "
             "out."
         )
     suits_fused = all(parameter.is_cpu and is_dense(parameter) for parameter in parameters)
@@ -287,10 +287,10 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _leave_compiler() -> None:
-    """Let torch build optimisers without importing its compiler, which takes two seconds.
+    """Let torch build optimizers without importing its compiler, which takes two seconds.
 
     `add_param_group` imports it at its first call, to be left out when a program that builds an
-    optimiser is compiled. No program here is.
+    optimizer is compiled. No program here is.
     """
     plain = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     plain.__dynamo_disable = plain
@@ -308,7 +308,7 @@ _UNCERTAIN = ("foreach", "capturable", "differentiable")
 
 
 def _is_known_to_step(optimizer: torch.optim.Optimizer) -> bool:
-    """True if an optimiser needs no trial, which imports torch's compiler."""
+    """True if an optimizer needs no trial, which imports torch's compiler."""
     groups = optimizer.param_groups
     if type(optimizer) not in _STEPPING:
         return False
@@ -319,12 +319,12 @@ def _is_known_to_step(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def require_step(optimizer: torch.optim.Optimizer) -> None:
-    """Reject an optimiser that cannot step from gradients alone. A copy of it takes a step.
+    """Reject an optimizer that cannot step from gradients alone. A copy of it takes a step.
 
-    An optimiser that calls the loss again (LBFGS) would make a release with each call.
+    An optimizer that calls the loss again (LBFGS) would make a release with each call.
 
     Raises:
-        ValueError: the step fails, or the optimiser is fused and a parameter has gaps in its
+        ValueError: the step fails, or the optimizer is fused and a parameter has gaps in its
             memory, to which it would write.
     """
     for group in optimizer.param_groups:

@@ -42,14 +42,14 @@ class Checkpoint:
         run: digest of the run. A checkpoint of another run is refused.
         step: number of steps that are done.
         model: weights of the trained model; with `trainer.ema`, the averaged ones.
-        optimizer: state of the optimiser.
+        optimizer: state of the optimizer.
         ledger: end of the ledger.
         epochs: the epochs' metrics, as in the record.
         scheduler: state of the learning rate schedule.
         nodes: what a federation's server knows about each node.
         last: with `trainer.ema`, the weights from which the next step starts.
         carried: numbers that the algorithm carries from step to step; see `Algorithm.carried`.
-        built: in a user's own loop, how optimiser and schedule were built.
+        built: in a user's own loop, how optimizer and schedule were built.
     """
 
     run: str
@@ -123,7 +123,7 @@ def _require_alike(
     if not are_numbers and type(own) is not type(saved):
         raise Misfit(f"{what} have values of other types.")
     if isinstance(own, dict):
-        for key in own.keys() - {"state", "initial_lr"}:  # may be empty in a new optimiser
+        for key in own.keys() - {"state", "initial_lr"}:  # may be empty in a new optimizer
             if key not in saved:
                 raise Misfit(f"{what} lack '{key}'.")
             _require_alike(own[key], saved[key], what)

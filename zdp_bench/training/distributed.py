@@ -3,7 +3,7 @@
 All ranks hold the same model and draw the same batch from the whole data set. Each clips and sums
 its part of the examples, and the sums are added up (`Ranks.all_reduce`). Rank 0 writes the ledger's
 line and adds the noise to its own sum before that sum leaves its process. So the noise is drawn in
-one place, every rank receives the same bits of the release, and models and optimisers stay equal.
+one place, every rank receives the same bits of the release, and models and optimizers stay equal.
 
 Before training, the ranks compare what they are about to do (`Ranks.require_same`). A rank with
 another bound, rate or data set would apply rank 0's noise and ε to its own examples.

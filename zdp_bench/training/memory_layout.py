@@ -1,6 +1,6 @@
-"""Give gradients and states the memory layout of their parameters, as fused optimisers need it.
+"""Give gradients and states the memory layout of their parameters, as fused optimizers need it.
 
-torch's fused optimisers (2.11 to 2.14, on a CPU) read parameters, gradients and states in memory
+torch's fused optimizers (2.11 to 2.14, on a CPU) read parameters, gradients and states in memory
 order and ignore their strides.
 """
 
@@ -22,7 +22,7 @@ def lay_out_as(parameter: Tensor, values: Tensor) -> Tensor:
 
 
 def lay_out_states(optimizer: Any) -> None:
-    """Give the states of a fused optimiser, or of several, the layout of their parameters.
+    """Give the states of a fused optimizer, or of several, the layout of their parameters.
 
     A model's memory format may change during training, or when a run resumes.
     """

@@ -360,7 +360,7 @@ class Loop:
         return self.setup.algorithm.carried if isinstance(self.setup, Setup) else {}
 
     def states(self) -> tuple[dict[str, Any], ...]:
-        """Return the state of the model, the optimiser, the schedule and the algorithm."""
+        """Return the state of the model, the optimizer, the schedule and the algorithm."""
         rates = self.scheduler.state_dict() if self.scheduler else {}
         setup = self.setup
         return setup.model.state_dict(), setup.optimizer.state_dict(), rates, dict(self.carried)

@@ -142,7 +142,7 @@ def assign_subsets(
 
 @dataclass(frozen=True)
 class ModelSetup:
-    """Data, task, model and optimiser of a run, before its steps are planned.
+    """Data, task, model and optimizer of a run, before its steps are planned.
 
     Attributes:
         data: the data set, or a `DatasetInfo`, from which nothing can be drawn.
@@ -163,7 +163,7 @@ class ModelSetup:
         data: Splits | DatasetInfo | None = None,
         device: torch.device | None = None,
     ) -> ModelSetup:
-        """Build task, model and optimiser, and check that they fit the data.
+        """Build task, model and optimizer, and check that they fit the data.
 
         Args:
             config: the run's configuration.

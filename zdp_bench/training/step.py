@@ -1,4 +1,4 @@
-"""One private step of any algorithm: ledger, clipped sum, noise, gradient, optimiser step.
+"""One private step of any algorithm: ledger, clipped sum, noise, gradient, optimizer step.
 
 This is the only place where privacy noise is added to what changes the model.
 """
@@ -238,7 +238,7 @@ def descend(
     optimizer: torch.optim.Optimizer,
     gradients: dict[str, Tensor],
 ) -> None:
-    """Take one optimiser step with the released gradients.
+    """Take one optimizer step with the released gradients.
 
     Args:
         parameters: all parameters by name. Those that do not require gradients stay unchanged.

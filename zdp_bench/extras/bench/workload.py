@@ -90,7 +90,7 @@ class Workload:
         return mean_square if self.loss == "map" else square_error
 
     def optimizer_of(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return PyTorch's SGD, so that all sides have the same optimiser."""
+        """Return PyTorch's SGD, so that all sides have the same optimizer."""
         return torch.optim.SGD(parameters, lr=RATE)
 
 

@@ -4,13 +4,13 @@ Riess et al. 2024, section 5. A round:
 
     server   sends the weights θ
     nodes    sample, clip, sum, write the ledger, add noise, send the sum
-    server   averages the sums, takes an optimiser step: θ'
+    server   averages the sums, takes an optimizer step: θ'
 
 A node takes the same private steps as a central run (`training.step.private_step`: same Algorithm,
 Mechanism, noise and ledger) on its own patients. Only noisy sums leave it, so the server may be
 curious as long as it conducts the training honestly. The server, in turn, does not trust the nodes:
 it counts releases itself and drops malformed messages. It averages the releases, weighted by the
-nodes' expected batch sizes, and uses the mean as the gradient of the recipe's optimiser. This is
+nodes' expected batch sizes, and uses the mean as the gradient of the recipe's optimizer. This is
 adaptive federated averaging (Reddi et al. 2021, Algorithm 2, with SGD on the nodes; the paper's
 recipe uses NAdam on the server).
 

@@ -14,13 +14,13 @@ from zdp_bench.registry import register
 class WarmupCosine(LambdaLR):
     """Linear warm-up, then half a cosine (Loshchilov and Hutter 2017).
 
-    It is stepped after each step of the optimiser.
+    It is stepped after each step of the optimizer.
 
     Args:
-        optimizer: the optimiser.
+        optimizer: the optimizer.
         steps: number of steps of the run.
-        warmup: fraction of the steps in which the rate rises to the optimiser's. Default: 0.05.
-        final: fraction of the optimiser's rate at which the cosine ends. Default: 0.
+        warmup: fraction of the steps in which the rate rises to the optimizer's. Default: 0.05.
+        final: fraction of the optimizer's rate at which the cosine ends. Default: 0.
     """
 
     each_step = True  # torch's own schedules are stepped after each epoch
