@@ -18,7 +18,7 @@ from torch import nn
 
 from zdp_bench.disk import write_bytes
 from zdp_bench.errors import UserError
-from zdp_bench.foreign_files import Shape, misfits, read_json
+from zdp_bench.foreign_files import Shape, Unfit, misfits, parse_as, read_json
 from zdp_bench.library.units import PRIVATE_OWNERS
 from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.mechanism import Sampling
@@ -130,10 +130,13 @@ def note_export(model: nn.Module, source: Mapping[str, Any], ledger: Path) -> No
     owners = source.get("owners")  # stated by reports of your own loops only
     if owners is None:
         owners = "" if privacy["epsilon_of"] == "example" else UNKNOWN_OWNERS
-    sampling = Sampling(**privacy["sampling"])
-    trainings = {Earlier(str(ledger), owners, privacy["z"], sampling, privacy["steps"])}
-    earlier = (privacy.get("start") or {}).get("trainings", ())
-    trainings |= {Earlier.from_dict(training) for training in earlier}
+    earlier = (privacy.get("start") or {}).get("trainings") or ()
+    try:
+        sampling = parse_as(Sampling, privacy["sampling"], "privacy.sampling")
+        trainings = {Earlier(str(ledger), owners, privacy["z"], sampling, privacy["steps"])}
+        trainings |= {Earlier.from_dict(training) for training in earlier}
+    except (Unfit, ValueError) as error:
+        raise UserError(f"{ledger.parent}: is damaged: {error}.") from None
     note(model, trainings)
 
 

@@ -145,6 +145,25 @@ def test_a_fifo_a_long_name_and_a_delta_above_one_are_refused(loop: Path) -> Non
         zdp_bench.load(loop, model=network())
 
 
+@pytest.mark.parametrize("change", [{"x": None}, {"sample_rate": 0.0}, {"sample_rate": "all"}])
+def test_a_sampling_that_is_none_is_one_sentence(loop: Path, change: dict[str, object]) -> None:
+    edit_source(loop, lambda report: report["privacy"]["sampling"].update(change))
+    with suppress(UserError):  # a key more changes nothing
+        zdp_bench.load(loop, model=network())
+
+
+@pytest.mark.parametrize("text", ["null", "[]", "3"])
+def test_a_source_that_is_no_object_is_one_sentence(exported: Path, text: str) -> None:
+    path = source_of(exported)
+    before = path.read_text()
+    path.write_text(text)
+    try:
+        with pytest.raises(UserError, match="is damaged"):
+            zdp_bench.load(exported)
+    finally:
+        path.write_text(before)
+
+
 def test_a_report_that_no_card_can_be_made_of_is_wrong(exported: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(exported, tmp_path / "model"))
     edit_source(folder, lambda record: record["environment"].pop("commit"))

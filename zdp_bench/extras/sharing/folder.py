@@ -127,6 +127,8 @@ def read(folder: Path) -> Source:
             f"{folder}: is not an exported model, because it has no {path.name} or {WEIGHTS}."
         )
     source: Source = read_json(path, records.from_json)
+    if not isinstance(source, dict):
+        raise UserError(f"{path}: is damaged; copy the folder again.")
     require_fit(source, path)
     return source
 
