@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
+import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -99,3 +102,25 @@ def edit_json(path: Path, draw: random.Random) -> None:
     edit_values(body, draw)
     text = json.dumps(body, indent=1)
     path.write_text(text.replace("NaN", '"nan"') if draw.random() < 0.5 else text)
+
+
+@contextmanager
+def within(seconds: int) -> Iterator[None]:
+    """Raise a TimeoutError inside after this many seconds."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"longer than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def name_error(error: BaseException) -> str:
+    """Return an error in short, with the file and the line that raised it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{error!r:.200} {last.filename}:{last.lineno}"

@@ -10,13 +10,18 @@ import io
 import random
 import resource
 import shutil
-import signal
-import traceback
 from pathlib import Path
 
 import pytest
 
-from tests.damage import edit_json, edit_lines, replace_file, spoil_bytes
+from tests.damage import (
+    edit_json,
+    edit_lines,
+    name_error,
+    replace_file,
+    spoil_bytes,
+    within,
+)
 from tests.training.test_run import TINY, carry_out
 from zdp_bench import cli, records
 from zdp_bench.extras.page.curves import curves_of_all
@@ -79,11 +84,6 @@ def answer(results: Path, commands: list[list[str]]) -> list[str]:
 def attack(sound: Path, place: Path, seeds: range) -> list[str]:
     """Return what the commands did with a folder of each seed that they must not."""
     failed: list[str] = []
-
-    def too_long(*_: object) -> None:
-        raise TimeoutError(f"longer than {SECONDS} s")
-
-    before = signal.signal(signal.SIGALRM, too_long)
     for seed in seeds:
         draw = random.Random(seed)
         results = Path(shutil.copytree(sound, place / f"{seed}"))
@@ -94,16 +94,13 @@ def attack(sound: Path, place: Path, seeds: range) -> list[str]:
         commands = [draw.choice(READING), ["budget"]]
         if draw.random() < 0.1:
             commands = [[*GOING_ON, f"seed={draw.randrange(3)}"]]
-        signal.alarm(SECONDS)
         try:
-            wrong = answer(results, commands)
+            with within(SECONDS):
+                wrong = answer(results, commands)
         except BaseException as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            wrong = [f"{commands}: {error!r:.200} {last.filename}:{last.lineno}"]
-        signal.alarm(0)
+            wrong = [f"{commands}: {name_error(error)}"]
         failed += [f"{seed} {damage.__name__} {path.name}: {what}" for what in wrong]
         shutil.rmtree(results)
-    signal.signal(signal.SIGALRM, before)
     return failed
 
 

@@ -39,7 +39,7 @@ from zdp_bench.library.optimizers import (
 from zdp_bench.library.starts import Earlier, Trainings
 from zdp_bench.library.units import Units
 from zdp_bench.privacy.accounting import affordable_steps, part_epsilon, tight_epsilon
-from zdp_bench.privacy.composition import Spent, together
+from zdp_bench.privacy.composition import together
 from zdp_bench.privacy.ledger import Tally
 from zdp_bench.privacy.noise import SecureNoise
 from zdp_bench.registry import lookup
@@ -377,10 +377,7 @@ class Private:
             training._sync()
             if training.delta != self.delta or training.units.digest != self.units.digest:
                 raise UserError("private.epsilon_with: all runs need the same delta and unit.")
-            mechanism = training.algorithm.mechanism()
-            records = max(1, mechanism.sampling.records)  # 0 where their number is private
-            sampling = replace(mechanism.sampling, records=records)
-            spent.append(Spent(mechanism.z, sampling, training.ledger.releases))
+            spent.append(training._as_earlier().spent)
         return together(spent, self.delta)
 
     def report(self) -> dict[str, Any]:

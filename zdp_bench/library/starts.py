@@ -26,7 +26,6 @@ from zdp_bench.training.checkpoint import state_digest
 
 SUFFIX = ".weights.json"  # of the file beside a ledger
 PUBLIC = "unknown, declared public"
-UNKNOWN_OWNERS = PRIVATE_OWNERS
 NUMBER = int | float
 SHAPE: Shape = {
     "ledger": str,
@@ -129,7 +128,7 @@ def note_export(model: nn.Module, source: Mapping[str, Any], ledger: Path) -> No
     privacy = source["privacy"]
     owners = source.get("owners")  # stated by reports of your own loops only
     if owners is None:
-        owners = "" if privacy["epsilon_of"] == "example" else UNKNOWN_OWNERS
+        owners = "" if privacy["epsilon_of"] == "example" else PRIVATE_OWNERS
     earlier = (privacy.get("start") or {}).get("trainings") or ()
     try:
         sampling = parse_as(Sampling, privacy["sampling"], "privacy.sampling")
@@ -162,7 +161,7 @@ def describe(this_training: Earlier, trainings: Trainings, delta: float) -> dict
 def _epsilon_of(trainings: Iterable[Earlier], delta: float) -> float | None:
     """Return the tight ε of trainings on the same data; None if it is not known."""
     owners = {training.owners for training in trainings}
-    if len(owners) > 1 or UNKNOWN_OWNERS in owners:
+    if len(owners) > 1 or PRIVATE_OWNERS in owners:
         return None
     try:
         return together([training.spent for training in trainings], delta)

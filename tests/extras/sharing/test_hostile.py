@@ -10,9 +10,7 @@ import os
 import random
 import resource
 import shutil
-import signal
 import struct
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +19,7 @@ import numpy as np
 import pytest
 
 import zdp_bench
-from tests.damage import edit_json, replace_file, spoil_bytes
+from tests.damage import edit_json, name_error, replace_file, spoil_bytes, within
 from tests.extras.sharing.conftest import edit_source, source_of
 from tests.library.conftest import Make
 from tests.library.small import network, train
@@ -98,11 +96,6 @@ def answer(folder: Path, spoilt: Path) -> None:
 def attack(sound: list[Path], place: Path, seeds: range) -> list[str]:
     """Return what a folder of each seed did that it must not."""
     failed: list[str] = []
-
-    def too_long(*_: object) -> None:
-        raise TimeoutError(f"longer than {SECONDS} s")
-
-    before = signal.signal(signal.SIGALRM, too_long)
     for seed in seeds:
         draw = random.Random(seed)
         folder = Path(shutil.copytree(draw.choice(sound), place / f"{seed}" / "model"))
@@ -110,15 +103,12 @@ def attack(sound: list[Path], place: Path, seeds: range) -> list[str]:
         damage(folder, draw)
         if draw.random() < 0.7 and damage is not replace_any:
             write_sums(folder)
-        signal.alarm(SECONDS)
         try:
-            answer(folder, folder.parent)
+            with within(SECONDS):
+                answer(folder, folder.parent)
         except BaseException as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            failed += [f"{seed} {damage.__name__}: {error!r:.200} {last.filename}:{last.lineno}"]
-        signal.alarm(0)
+            failed.append(f"{seed} {damage.__name__}: {name_error(error)}")
         shutil.rmtree(folder.parent)
-    signal.signal(signal.SIGALRM, before)
     return failed
 
 
