@@ -71,14 +71,14 @@ def written(net: Any, x: Tensor) -> Tensor:
     return output
 
 
-def lstm(layer: nn.RNNBase) -> Build:
+def recurrent(make_layer: Callable[[], nn.RNNBase]) -> Build:
     def function(net: Any, x: Tensor) -> Tensor:
         output, state = net.layer(x if net.layer.batch_first else x.transpose(0, 1))
         last = state[0] if isinstance(state, tuple) else state
         output = output if net.layer.batch_first else output.transpose(0, 1)
         return output.sum(1) + last.sum(0).repeat(1, output.shape[2] // last.shape[2])
 
-    return lambda: Made(function, layer=layer.double())
+    return lambda: Made(function, layer=make_layer().double())
 
 
 def cells(net: Any, x: Tensor) -> Tensor:
@@ -175,9 +175,9 @@ FAST: dict[str, Build] = {
     "attention with a table": made(attention, table=(5, 5), bias=(1,)),
     "an einsum": made(lambda net, x: torch.einsum("bti,ij->btj", x, net.w), w=(6, 3)),
     "a bilinear product": made(lambda net, x: F.bilinear(x, x.tanh(), net.w), w=(2, 6, 6)),
-    "an LSTM": lstm(nn.LSTM(6, 3, batch_first=True)),
-    "a GRU, time first": lstm(nn.GRU(6, 3)),
-    "an RNN both ways": lstm(nn.RNN(6, 3, 2, bidirectional=True, batch_first=True)),
+    "an LSTM": recurrent(lambda: nn.LSTM(6, 3, batch_first=True)),
+    "a GRU, time first": recurrent(lambda: nn.GRU(6, 3)),
+    "an RNN both ways": recurrent(lambda: nn.RNN(6, 3, 2, bidirectional=True, batch_first=True)),
     "a cell": made(
         lambda net, x: torch.gru_cell(x[:, 0], x[:, 1, :3], net.w, net.u), w=(9, 6), u=(9, 3)
     ),
@@ -221,7 +221,7 @@ SLOW: dict[str, Build] = {
     "copies, several for each example": made(
         lambda net, x: (x.reshape(-1, 6) * net.w.expand(4 * x.shape[0], 6)).view(x.shape), w=(6,)
     ),
-    "an LSTM with a projection": lstm(nn.LSTM(6, 4, proj_size=3, batch_first=True)),
+    "an LSTM with a projection": recurrent(lambda: nn.LSTM(6, 4, proj_size=3, batch_first=True)),
 }
 
 
