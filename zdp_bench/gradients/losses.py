@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.nn.functional import cross_entropy
 
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients.clipping import Loss, split_batch, trainable
+from zdp_bench.gradients.mapping import map_rows
 from zdp_bench.gradients.parts import describe, unpack
 from zdp_bench.gradients.program import copy_apart
 
@@ -166,7 +166,8 @@ class PerExample:
         if not self.loops:
             batches_of_one = outputs.unsqueeze(1), targets.unsqueeze(1)
             try:
-                return vmap(self.of_one, randomness="different")(*batches_of_one).squeeze(1)
+                losses = map_rows(self.of_one, *batches_of_one, randomness="different")
+                return losses.squeeze(1)
             except Exception as error:
                 _raise_unavoidable(error)
                 self.loops = True

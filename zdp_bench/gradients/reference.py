@@ -7,14 +7,13 @@ time, each in a copy: nothing else is there.
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad
 
 from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import (
@@ -37,6 +36,7 @@ from zdp_bench.gradients.losses import (
     per_example,
     set_seed,
 )
+from zdp_bench.gradients.mapping import map_rows
 from zdp_bench.gradients.parts import map_leaves
 from zdp_bench.gradients.program import Running, copy_apart, state_of
 from zdp_bench.gradients.shares import Shares, cut
@@ -148,11 +148,10 @@ def _mapped(
         outputs = functional_call(running, tensors, (x.unsqueeze(0),), tie_weights=False)
         return loss.of_one(outputs, y.unsqueeze(0)).sum()
 
-    with warnings.catch_warnings():  # of torch, that it maps an LSTM slowly
-        warnings.filterwarnings("ignore", "There is a performance drop")
-        mapped = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
-        gradients: dict[str, Tensor] = mapped(parameters, *batch)
-        return gradients
+    gradients: dict[str, Tensor] = map_rows(
+        grad(loss_of_one), parameters, *batch, in_dims=(None, 0, 0), randomness="different"
+    )
+    return gradients
 
 
 def one_by_one(

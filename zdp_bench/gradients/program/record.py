@@ -330,7 +330,7 @@ def _reason_of(error: Exception) -> str:
         sizes = re.sub(r"L\[.*?\]\.size\(\)\[0\]", "B", guard[1]).strip(".")
         return f"{DEPENDS_ON_NUMBER} (than {sizes})"
     if "data-dependent" in text or "DataDependent" in text:
-        return "the model decides by numbers in Python"
+        return "Python code of the model depends on the values of a tensor"
     return f"torch cannot record the model ({first_line(error)})"
 
 

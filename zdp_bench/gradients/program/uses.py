@@ -16,7 +16,6 @@ of a parameter, so that it does not matter whether two layers share it.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import grad
-from torch.func import vjp, vmap
+from torch.func import vjp
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -37,6 +36,7 @@ from zdp_bench.gradients.layer_gradient import (
     summands_of,
     transform,
 )
+from zdp_bench.gradients.mapping import map_rows
 from zdp_bench.gradients.parts import Parts
 from zdp_bench.gradients.program.autograd import graph_nodes
 from zdp_bench.gradients.program.calls import (
@@ -408,11 +408,9 @@ class _Call:
             gradients: tuple[Tensor, ...] = pull_back(g)
             return gradients
 
-        differentiate = vmap(differentiate_one, randomness="error")
         try:
-            with torch.enable_grad(), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "There is a performance drop")
-                return list(differentiate(g, self._examples(x)))
+            with torch.enable_grad():
+                return list(map_rows(differentiate_one, g, self._examples(x)))
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise NoRule(

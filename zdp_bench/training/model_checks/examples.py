@@ -86,16 +86,24 @@ def _describe_example(part: Tensor) -> str:
 
 
 def _count_classes(output: Tensor, targets: Tensor) -> int:
-    """Return the number of classes that a model may distinguish, at least 2.
+    """Return a number of classes that a model distinguishes, at least 2.
 
-    It is the size of the output's last dimension if targets have all other dimensions, as [B, T]
-    for [B, T, classes]. Otherwise, it is the size of dimension 1.
+    If targets have all dimensions of the output but its last, as [B, T] for [B, T, classes], it is
+    the size of that dimension. If they have all but dimension 1, as [B, T] for [B, classes, T], it
+    is the size of dimension 1. Otherwise, as for CTC, any dimension may be that of the classes, so
+    the smallest counts: `F.ctc_loss` does not check targets, and overwrites memory.
     """
-    if output.dim() < 2:
+    sizes = output.shape[1:]
+    if not sizes:
         return 2
     shapes = {leaf.shape[1:] for leaf in leaves_of(targets)}
-    classes_last = output.shape[1:-1] in shapes
-    return max(2, output.shape[-1 if classes_last else 1])
+    if sizes[:-1] in shapes:
+        classes = sizes[-1]
+    elif sizes[1:] in shapes:
+        classes = sizes[0]
+    else:
+        classes = min(sizes)
+    return max(2, classes)
 
 
 def _draw(
