@@ -13,6 +13,8 @@ A builder takes the shape of an example and its options, and returns a module:
     takes_unit_pixels  True if it accepts only pictures with pixels in [0, 1]
     at_once            the number of examples to transform at once on a CPU
     joins              see `Representation.parts`
+    fit                computes its weights from public or generated examples. Until then they are
+                       zeros, so that shapes can be described at once
 """
 
 from __future__ import annotations
@@ -131,6 +133,7 @@ def build(
     options: dict[str, Any],
     shape: tuple[int, ...],
     dtype: torch.dtype,
+    fit: bool = True,
 ) -> Representation:
     """Build a representation.
 
@@ -139,12 +142,16 @@ def build(
         options: keyword arguments of its builder.
         shape: shape of one example.
         dtype: type of an example.
+        fit: whether weights are computed, which may take a minute. False: only shapes, types, facts
+            and digest are right.
 
     Raises:
         UserError: The name is unknown, or the representation does not accept the options or
             examples of this shape and type.
     """
     module: nn.Module = lookup("representation", name)(tuple(shape), **options)
+    if fit:
+        fit_weights(module)
     module = module.eval().requires_grad_(False)
     if not all(is_finite(tensor) for tensor in module.state_dict().values()):
         raise UserError(f"representation={name}: its weights contain values that are not finite.")
@@ -174,6 +181,13 @@ def build(
         facts=facts,
         parts=tuple(getattr(module, "joins", ())),
     )
+
+
+def fit_weights(module: nn.Module) -> None:
+    """Compute the weights of a representation's module, if they are computed."""
+    fit = getattr(module, "fit", None)
+    if fit is not None:
+        fit()
 
 
 def _named_options(options: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:

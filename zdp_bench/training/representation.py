@@ -23,8 +23,12 @@ def build_representation(
     config: Run,
     shape: tuple[int, ...],
     dtype: torch.dtype,
+    fit: bool = True,
 ) -> Representation:
-    """Return the configured representation for examples of this shape and dtype."""
+    """Return the configured representation for examples of this shape and dtype.
+
+    See `representations.build` for `fit`.
+    """
     chosen = config.representation
     assert chosen is not None
     if config.dataset.options.get("augment"):
@@ -35,7 +39,7 @@ def build_representation(
             f"{chosen.name}: an example's representation is computed once, so all its views would "
             "be equal. Remove the key."
         )
-    representation = build(chosen.name, chosen.options, shape, dtype)
+    representation = build(chosen.name, chosen.options, shape, dtype, fit)
     for facts in (representation.facts, *representation.facts.get("parts", [])):
         trained_on = str(facts.get("trained_on", ""))
         if trained_on and shares_data(trained_on, config.dataset.name):

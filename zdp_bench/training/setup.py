@@ -91,7 +91,8 @@ def describe_data(config: Run) -> DatasetInfo:
         info = _hold_out_of(info, config, config.validation_share)
     if config.representation is None:
         return info
-    return represent_info(build_representation(config, info.input_shape, info.dtype), info)
+    representation = build_representation(config, info.input_shape, info.dtype, fit=False)
+    return represent_info(representation, info)
 
 
 def _hold_out_of(

@@ -16,10 +16,11 @@ from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
+from zdp_bench.extras.transforms import joined, patches
 from zdp_bench.extras.transforms.generated import as_examples, pictures, seeded_pictures
 from zdp_bench.extras.transforms.joined import NORM, POWER, REGULARISATION, axes_of
 from zdp_bench.extras.transforms.patches import RIDGE, standardise, whitening_of
-from zdp_bench.representations import NUM_PROBES, represent, represent_splits
+from zdp_bench.representations import NUM_PROBES, build, represent, represent_splits
 from zdp_bench.training.representation import build_representation
 
 FEW: dict[str, Any] = {"pictures": 16}
@@ -103,6 +104,21 @@ def test_each_part_has_the_norm_of_its_weight() -> None:
     first, second = found(x).split(6, dim=1)
     torch.testing.assert_close(first.norm(dim=1), torch.full((3,), NORM * math.sqrt(0.75)))
     torch.testing.assert_close(first, second * math.sqrt(3))
+
+
+def test_a_representation_is_described_without_being_fitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = ["scattering", {"name": "patches", "filters": 4, **FEW}]
+    options = {"parts": parts, **AXES}
+    fitted = build("joined", options, (16, 16), torch.float32)
+    for module in (joined, patches):
+        monkeypatch.setattr(module, "seeded_pictures", Mock(side_effect=AssertionError))
+    described = build("joined", options, (16, 16), torch.float32, fit=False)
+    assert described.described() == fitted.described()
+    assert (described.gives, described.dtype) == (fitted.gives, fitted.dtype)
+    shapes = {name: tensor.shape for name, tensor in fitted.module.state_dict().items()}
+    assert {name: x.shape for name, x in described.module.state_dict().items()} == shapes
 
 
 def test_the_cache_keeps_each_part_for_other_combinations(

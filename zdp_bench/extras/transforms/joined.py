@@ -27,7 +27,7 @@ from zdp_bench.errors import UserError, unknown
 from zdp_bench.extras.transforms.generated import VERSION, as_examples, seeded_pictures
 from zdp_bench.extras.transforms.normalisation import require_pictures
 from zdp_bench.registry import lookup, register
-from zdp_bench.representations import NO_FILE, Representation, build
+from zdp_bench.representations import NO_FILE, Representation, build, fit_weights
 
 NORM = 10.0  # of an example's features, over all parts
 MAX_DEVIATION = 6.0  # features are clamped at this many standard deviations from the mean
@@ -150,6 +150,7 @@ class Part(nn.Module):
         super().__init__()
         self.features = representation.module
         self._apply_to = representation
+        self._fitting = pictures, seed
         features = math.prod(representation.gives)
         max_count = min(features, pictures - 1)
         if count > max_count:
@@ -158,6 +159,19 @@ class Part(nn.Module):
                 f"{max_count} axes in the {features} features of {representation.name}. Lower "
                 "representation.axes."
             )
+        channels = representation.gives[0]
+        per_channel = (1, channels, *[1] * (len(representation.gives) - 1))
+        self.register_buffer("mean", torch.zeros(per_channel))
+        self.register_buffer("deviation", torch.zeros(per_channel))
+        self.register_buffer("centre", torch.zeros(features))
+        self.register_buffer("axes", torch.zeros(count, features))
+
+    def fit(self) -> None:
+        """Compute statistics and axes on generated pictures, or read them from the cache."""
+        fit_weights(self.features)
+        representation = self._apply_to
+        pictures, seed = self._fitting
+        count, features = self.axes.shape
 
         def blocks() -> Iterator[np.ndarray]:
             yield _fit(representation, count, pictures, seed).numpy()
@@ -166,13 +180,11 @@ class Part(nn.Module):
         digest = hashlib.sha256(name.encode()).hexdigest()
         shape = (count + 3, features)
         rows = torch.from_numpy(load_or_make("axes", digest, shape, np.float32, blocks()))
-        channels = representation.gives[0]
-        per_channel = (1, channels, *[1] * (len(representation.gives) - 1))
-        mean, deviation = rows[:2, :channels].clone()
-        self.register_buffer("mean", mean.reshape(per_channel))
-        self.register_buffer("deviation", deviation.reshape(per_channel))
-        self.register_buffer("centre", rows[2])
-        self.register_buffer("axes", rows[3:])
+        mean, deviation = rows[:2, : self.mean.numel()].clone()
+        self.mean = mean.reshape(self.mean.shape)
+        self.deviation = deviation.reshape(self.deviation.shape)
+        self.centre = rows[2]
+        self.axes = rows[3:]
 
     def forward(self, x: Tensor) -> Tensor:
         rows = standardised(self._apply_to(x), self.mean, self.deviation)
@@ -248,7 +260,8 @@ class Joined(nn.Module):
         described = list[dict[str, Any]]()
         if len(checked) == 1:
             options = {key: value for key, value in checked[0].items() if key not in PART_KEYS}
-            representation = build(checked[0]["name"], options, input_shape, torch.float32)
+            name = checked[0]["name"]
+            representation = build(name, options, input_shape, torch.float32, fit=False)
             self.parts.append(Part(representation, axes, pictures, seed))
             described.append(representation.described())
         else:
@@ -260,11 +273,16 @@ class Joined(nn.Module):
                     "pictures": pictures,
                     "seed": seed,
                 }
-                representation = build("joined", options, input_shape, torch.float32)
+                representation = build("joined", options, input_shape, torch.float32, fit=False)
                 self.parts.append(representation.module)
                 self.joins.append((math.sqrt(part["weight"] / total), representation))
                 described += representation.facts["parts"]
         self.facts = {"parts": described}
+
+    def fit(self) -> None:
+        """Compute the axes of each part."""
+        for part in self.parts:
+            fit_weights(part)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.joins:

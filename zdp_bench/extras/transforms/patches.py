@@ -94,8 +94,17 @@ class Patches(nn.Module):
     ) -> None:
         super().__init__()
         channels = require_pictures("patches", input_shape, min_side=SIDE + STRIDE * (GRID - 1))
-        public = as_examples(seeded_pictures(pictures, seed), tuple(input_shape))
-        public = public.reshape(len(public), channels, *input_shape[-2:])
+        self._input_shape = tuple(input_shape)
+        self._fitting = pictures, seed
+        self.register_buffer("mean", torch.zeros(channels * SIDE**2))
+        self.register_buffer("filters", torch.zeros(channels * SIDE**2, filters))
+
+    def fit(self) -> None:
+        """Compute whitening and dictionary from generated pictures."""
+        pictures, seed = self._fitting
+        filters = self.filters.shape[1]
+        public = as_examples(seeded_pictures(pictures, seed), self._input_shape)
+        public = public.reshape(len(public), -1, *self._input_shape[-2:])
         draw = torch.Generator().manual_seed(seed)
         chosen = standardise(_choose_patches(public, draw))
         mean, whiten = whitening_of(chosen)
@@ -108,9 +117,9 @@ class Patches(nn.Module):
             )
         order = torch.randperm(len(contrasted), generator=draw)
         dictionary = F.normalize(contrasted[order[:filters]], dim=1)
-        self.register_buffer("mean", mean)
+        self.mean = mean
         # The dictionary, with whitening included: the ZCA matrix is symmetric.
-        self.register_buffer("filters", whiten @ dictionary.T)
+        self.filters = whiten @ dictionary.T
 
     def forward(self, x: Tensor) -> Tensor:
         x = as_real_pictures(x, "patches")
