@@ -24,9 +24,10 @@ from zdp_bench.algorithms import Algorithm, Problem, algorithm_type
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, Shares
 from zdp_bench.nn.circulant import CirculantLinear
-from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
+from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise, add_noise
+from zdp_bench.privacy.tally import BudgetExceeded
 from zdp_bench.registry import lookup, names
 from zdp_bench.tasks.classification import Classification
 from zdp_bench.training.step import Training, descend, private_step

@@ -36,7 +36,7 @@ from tests.library.small import (
 )
 from zdp_bench.errors import UserError
 from zdp_bench.library.keys import Keys
-from zdp_bench.privacy import ledger
+from zdp_bench.privacy import ledger, tally
 from zdp_bench.privacy.accounting import pld
 from zdp_bench.privacy.noise import HedgedNoise
 from zdp_bench.training import step
@@ -137,7 +137,7 @@ def test_ctrl_c_at_any_line_of_a_step_spoils_nothing(
 
         def interrupt(frame: FrameType, event: str, _: object) -> Any:
             nonlocal left
-            if frame.f_code.co_filename not in (step.__file__, ledger.__file__):
+            if frame.f_code.co_filename not in (step.__file__, ledger.__file__, tally.__file__):
                 return None
             if event == "line" and (left := left - 1) < 0:
                 sys.settrace(None)

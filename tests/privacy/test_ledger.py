@@ -1,4 +1,4 @@
-"""The ledger: what it counts, what a kill leaves, what it refuses."""
+"""The ledger's file: what it holds, what a kill leaves, what it refuses."""
 
 from __future__ import annotations
 
@@ -18,32 +18,12 @@ from typing import Any
 import pytest
 
 from tests.ledgers import in_a_fork, steps_in
+from tests.privacy.ledger_runs import MECHANISM, OTHER_MECHANISM, reopen, run_process, write
 from zdp_bench.errors import UserError
 from zdp_bench.privacy import ledger as module
-from zdp_bench.privacy import ledger_lines
-from zdp_bench.privacy.ledger import Ledger, LedgerError, Position, Tally, set_aside
+from zdp_bench.privacy import ledger_lines, tally
+from zdp_bench.privacy.ledger import Ledger, LedgerError, set_aside
 from zdp_bench.privacy.ledger_lines import Entry, Head, Start, Step
-from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
-
-SAMPLING = Sampling("poisson", 0.1, 10.0, 100)
-MECHANISM, OTHER = (
-    Mechanism((Block("w", (3,), "float32", 1.0, std, "real"),), SAMPLING) for std in (1.5, 1.0)
-)
-
-
-def write(
-    path: Path, *steps: int, repeatable: bool = True, at_least: Position | None = None
-) -> Ledger:
-    """The ledger after these steps more, closed."""
-    ledger = Ledger(path, MECHANISM, repeatable, at_least)
-    for step in steps:
-        ledger.append(step)
-    ledger.close()
-    return ledger
-
-
-def reopen(path: Path, repeatable: bool = True, at_least: Position | None = None) -> Ledger:
-    return write(path, repeatable=repeatable, at_least=at_least)
 
 
 @pytest.fixture
@@ -51,7 +31,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run" / "ledger.jsonl"
 
 
-# ----------------------------------------------------------------------------------- what it counts
+# ------------------------------------------------------------------------------------ what it holds
 
 
 def test_every_step_is_one_line_and_survives_a_reopening(path: Path) -> None:
@@ -90,42 +70,6 @@ def test_a_fork_of_the_process_writes_and_counts_nothing(path: Path, kind: str) 
     ledger.close()
 
 
-def test_a_copy_of_a_ledger_belongs_to_the_process_that_is_sent_it() -> None:
-    sent = pickle.dumps(Tally(True))
-
-    def act() -> str:
-        held = pickle.loads(sent)
-        held.append(0)
-        return str(held.releases)
-
-    assert in_a_fork(act) == "1"
-
-
-@pytest.mark.parametrize(("repeatable", "releases"), [(True, 5), (False, 8)])
-def test_a_step_drawn_again_counts_unless_it_repeats(
-    path: Path, repeatable: bool, releases: int
-) -> None:
-    write(path, 0, 1, 2, 3, 4, repeatable=repeatable)
-    ledger = Ledger(path, MECHANISM, repeatable)
-    assert ledger.has_other_noise == (not repeatable)
-    assert [ledger.holds(step) for step in (0, 4, 5)] == [repeatable, repeatable, False]
-    for step in (2, 3, 4):
-        ledger.append(step)
-    assert ledger.releases == releases
-    ledger.append(5)
-    ledger.close()
-    assert ledger.releases == reopen(path, repeatable).releases == releases + 1
-
-
-def test_a_step_from_other_weights_counts_again_and_one_from_the_same_does_not(path: Path) -> None:
-    for weights, releases in (("one", 1), ("one", 1), ("other", 2), ("one", 2)):
-        ledger = Ledger(path, MECHANISM, repeatable=True)
-        for _ in range(2):  # also in one process
-            ledger.append(0, weights_digest=weights)
-        ledger.close()
-        assert ledger.releases == releases
-
-
 # ------------------------------------------------------------------------ ledgers of other versions
 
 
@@ -140,126 +84,18 @@ def test_a_ledger_of_another_version_is_never_counted(path: Path, version: int) 
     with pytest.raises(LedgerError, match="line 1: was written by another version"):
         reopen(path)
     with pytest.raises(UserError, match="another version"):
-        module.count_releases([path], True)
+        tally.count_releases([path], True)
     set_aside(path)
     with pytest.raises(UserError, match="another version"):
         reopen(path)
 
 
-# --------------------------------------------------------------------- the same release, or another
-
-
-def begun(
-    path: Path, made: str, step: int, state: str, upto: int, secure: bool = False
-) -> tuple[Ledger, int]:
-    """A process from `step` to `upto`, and how many steps it was told count again."""
-    ledger = Ledger(path, MECHANISM, repeatable=not secure)
-    ledger.begin(made, step, state)
-    for number in range(step, upto):
-        ledger.append(number)
-    ledger.close()
-    return ledger, ledger.counted_again
-
-
-@pytest.mark.parametrize(
-    ("made", "state"), [("other code", "new"), ("code", "other weights"), ("", "new")]
-)
-def test_steps_drawn_again_from_another_start_count_again_under_another_key(
-    path: Path, made: str, state: str
-) -> None:
-    begun(path, "code", 0, "new", 5)
-    second, again = begun(path, made, 0, state, 3)
-    assert (second.releases, again) == (8, 5)
-    assert second.generation
-    assert second.has_other_noise
-    assert second.releases_before(2) == 7  # the five of before are spent, whatever is drawn again
-    third, again = begun(path, made, 0, state, 3)
-    if made:  # the second process's steps, once more
-        assert (third.generation, third.releases, again) == (second.generation, 8, 0)
-    else:  # where nothing repeats, every start is another
-        assert third.generation not in ("", second.generation)
-        assert (third.releases, again) == (11, 8)
-    back, again = begun(path, "code", 0, "new", 6)  # and the first one's
-    assert (back.generation, back.releases, again) == ("", third.releases + 1, 0)
-
-
-def test_a_start_is_known_only_once_it_was_noted(path: Path) -> None:
-    ledger, _ = begun(path, "code", 0, "new", 4)
-    unknown, again = begun(path, "code", 2, "after two", 3)
-    assert (unknown.releases, again) == (5, 2)
-    ledger = Ledger(path, MECHANISM, True)
-    ledger.begin("code", 0, "new")
-    ledger.note("code", 2, "after two, really")
-    position = ledger.position
-    ledger.close()
-    known = Ledger(path, MECHANISM, True, position)
-    known.begin("code", 2, "after two, really")
-    assert known.counted_again == 0
-    assert [known.holds(step) for step in (2, 3, 4)] == [True, True, False]
-    known.close()
-
-
-def test_a_ledger_that_is_set_aside_still_counts_where_noise_is_secure(path: Path) -> None:
-    begun(path, "code", 0, "new", 5, secure=True)
-    set_aside(path)
-    assert begun(path, "code", 0, "new", 2, secure=True)[0].releases == 7
-    set_aside(path)
-    ledger = begun(path, "code", 0, "new", 1, secure=True)[0]
-    assert (ledger.releases, ledger.position.releases, ledger.releases_before(0)) == (8, 8, 8)
-    assert reopen(path, False, ledger.position).releases == 8
-    path.with_name("ledger.jsonl.1").unlink()
-    with pytest.raises(LedgerError, match="line 1"):  # a count that shrank
-        Ledger(path, MECHANISM, False)
-
-
-@pytest.mark.parametrize(
-    ("made", "start", "state", "upto", "releases"),
-    [
-        ("code", 0, "new", 3, 5),  # the same releases
-        ("code", 0, "new", 7, 7),
-        ("other code", 0, "new", 3, 5 + 3),
-        ("other code", 0, "new", 7, 5 + 7),
-        ("", 0, "new", 5, 5 + 5),  # where nothing repeats
-        ("code", 0, "other weights", 5, 5 + 5),
-        ("code", 2, "saved", 5, 5 + 3),
-    ],
-)
-def test_a_ledger_that_is_set_aside_counts_all_that_is_not_the_same_release(
-    path: Path, made: str, start: int, state: str, upto: int, releases: int
-) -> None:
-    begun(path, "code", 0, "new", 5)
-    set_aside(path)
-    other, again = begun(path, made, start, state, upto)
-    is_same = releases == max(5, upto)
-    assert (other.generation == "", again == 0) == (is_same, is_same)
-    assert steps_in(path) == list(range(start, upto))  # its own file is whole all the same
-    assert other.releases_before(start) == (0 if is_same else 5)
-    assert other.releases_before(upto) == (upto if is_same else releases)
-    for held in (other, reopen(path, at_least=other.position), other.copy()):
-        assert (held.releases, held.position) == (releases, other.position)
-    assert module.count_releases([path, *module.those_aside(path)], True) == releases
-    set_aside(path)
-    third, _ = begun(path, made or "third code", start, state, upto)  # the second's, if it repeats
-    assert third.releases == releases + (0 if made else upto - start)
-    (path.parent / "ledger.jsonl.1").unlink()
-    if not is_same:
-        with pytest.raises(LedgerError, match="truncated"):  # a count that shrank
-            Ledger(path, MECHANISM, True, third.position)
-
-
-def test_steps_that_are_left_are_counted_before_they_are_taken(path: Path) -> None:
-    begun(path, "code", 0, "new", 5)
-    ledger = Ledger(path, MECHANISM, True)
-    ledger.begin("code", 0, "new")
-    assert (ledger.releases_after(0, 8), ledger.releases_after(7, 8)) == (8, 6)
-    ledger.begin("other code", 0, "new")
-    assert ledger.releases_after(0, 8) == 5 + 8
-    ledger.close()
+# ------------------------------------------------------------------------------- ledgers set aside
 
 
 def test_a_ledger_of_another_mechanism_that_is_set_aside_is_refused(path: Path) -> None:
     """No number of steps of this mechanism stands for those of that one."""
-    Ledger(path, OTHER, True).close()
+    Ledger(path, OTHER_MECHANISM, True).close()
     set_aside(path)
     with pytest.raises(LedgerError, match="another noise"):
         Ledger(path, MECHANISM, True)
@@ -271,37 +107,12 @@ def test_a_copy_that_somebody_keeps_beside_a_ledger_is_none_that_was_set_aside(
 ) -> None:
     path = path.with_name(name)
     for _ in range(11):
-        begun(path, "code", 0, "new", 5, secure=True)
+        run_process(path, "code", 0, "new", 5, secure=True)
         set_aside(path)
     for copy in (f"{name}.bak", f"{name}.1.bak", f"{name}.bak.1", "1"):
         path.with_name(copy).write_bytes(path.with_name(f"{name}.1").read_bytes())
-    found = [aside.name for aside in module.those_aside(path)]
+    found = [aside.name for aside in module.list_set_aside(path)]
     assert found == [f"{name}.{number}" for number in range(1, 12)]
-
-
-def test_what_is_set_aside_is_counted_though_it_is_damaged(path: Path) -> None:
-    reopen(path).path.with_name("ledger.jsonl.1").write_text("not json\nnor this\n")
-    path.unlink()
-    assert reopen(path, repeatable=False).earlier == 2
-    path.with_name("ledger.jsonl.1").unlink()
-    path.unlink()
-    for secure in (True, False):
-        begun(path, "code", 0, "new", 5, secure=secure)
-        whole = path.read_bytes()
-        lines = whole.splitlines(keepends=True)
-        damages = [
-            whole[:-20] + b"\xff\nnot json\n[]\n",
-            whole[:-20] + bytes(20),
-            b"".join([*lines[:2], bytes(len(lines[2])), *lines[3:]]),
-            bytes(len(whole)),
-            b"".join(lines[1:]),
-        ]
-        for damaged in damages:
-            path.with_name("ledger.jsonl.1").write_bytes(damaged)
-            path.unlink()
-            assert 6 <= begun(path, "code", 0, "new", 1, secure=secure)[0].releases <= 12
-        path.with_name("ledger.jsonl.1").unlink()
-        path.unlink()
 
 
 # ------------------------------------------------------------------------- on disk before the noise
@@ -427,7 +238,7 @@ def test_an_interrupt_at_any_line_of_code_leaves_a_ledger_that_is_right(
 
         def interrupt(frame: FrameType, event: str, _: object) -> Any:
             nonlocal left
-            if frame.f_code.co_filename != module.__file__:
+            if frame.f_code.co_filename not in (module.__file__, tally.__file__):
                 return None
             if event == "line" and (left := left - 1) < 0:
                 sys.settrace(None)
@@ -567,7 +378,7 @@ def test_an_emptied_or_missing_ledger_is_refused_beside_a_checkpoint(path: Path)
 def test_another_runs_ledger_is_refused(path: Path) -> None:
     write(path, 0, 1, 2)
     with pytest.raises(LedgerError, match="line 1: belongs to another mechanism"):
-        Ledger(path, OTHER, True)
+        Ledger(path, OTHER_MECHANISM, True)
     with pytest.raises(LedgerError, match="line 1: belongs to another mechanism or noise source"):
         reopen(path, repeatable=False)
     # of the same mechanism, but with other steps: only the checkpoint can tell
@@ -599,27 +410,6 @@ def test_a_long_ledger_takes_no_more_memory_than_a_short_one(
     write(long, *range(4_000))
     assert peak_of_opening(long) < peak_of_opening(short) + 16_000
     assert reopen(long).releases_before(3_000) == 3_000
-
-
-def test_a_long_ledger_of_many_starts_counts_as_its_steps_one_by_one(path: Path) -> None:
-    """Runs of steps are kept, not steps: what is counted is that of a plain list."""
-    plain: list[tuple[int, str]] = []
-    for made, step, upto in [("a", 0, 9), ("b", 3, 7), ("a", 0, 11), ("c", 5, 6), ("b", 3, 9)]:
-        ledger = Ledger(path, MECHANISM, True)
-        ledger.begin(made, step, "new")
-        assert ledger.counted_again in (0, sum(done >= step for done, _ in plain))
-        for number in range(step, upto):
-            if not ledger.holds(number):
-                plain.append((number, ledger.generation))
-            ledger.append(number)
-        ledger.close()
-        for copy in (ledger, ledger.copy(), reopen(path)):
-            copy.generation = ledger.generation
-            for before in range(13):
-                counted = [done < before or of != ledger.generation for done, of in plain]
-                assert copy.releases_before(before) == sum(counted)
-            assert [copy.holds(n) for n in range(13)] == [ledger.holds(n) for n in range(13)]
-        assert ledger.releases == len(plain)
 
 
 GENERATIONS = [f"{number:064x}" for number in range(12_000)]
@@ -654,5 +444,5 @@ def test_any_ledger_of_a_megabyte_is_read_in_seconds(tmp_path: Path, order: str)
     path.write_bytes(b"".join(lines))
     begin = time.process_time()
     releases = reopen(path).releases
-    assert module.count_releases([path], True) == releases
+    assert tally.count_releases([path], True) == releases
     assert time.process_time() - begin < 5

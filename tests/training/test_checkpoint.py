@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from zdp_bench.errors import UserError
-from zdp_bench.privacy.ledger import Position
+from zdp_bench.privacy.tally import Position
 from zdp_bench.training import checkpoint
 from zdp_bench.training.checkpoint import Checkpoint
 

@@ -23,9 +23,10 @@ from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
-from zdp_bench.privacy.ledger import Ledger, Tally
+from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.noise import SecureNoise, SeededNoise
+from zdp_bench.privacy.tally import Tally
 from zdp_bench.training import run as module
 from zdp_bench.training.distributed import ALONE, Ranks, is_distributed, join, leave, rank
 from zdp_bench.training.progress import Watcher

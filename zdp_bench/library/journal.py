@@ -17,8 +17,8 @@ from torch import nn
 
 from zdp_bench.disk import hold_lock, make_folder
 from zdp_bench.errors import UserError
-from zdp_bench.privacy.ledger import Tally
 from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.privacy.tally import Tally
 from zdp_bench.training import checkpoint
 from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.plan import Plan

@@ -40,8 +40,8 @@ from zdp_bench.library.starts import Earlier, Trainings
 from zdp_bench.library.units import Units
 from zdp_bench.privacy.accounting import affordable_steps, part_epsilon, tight_epsilon
 from zdp_bench.privacy.composition import together
-from zdp_bench.privacy.ledger import Tally
 from zdp_bench.privacy.noise import SecureNoise
+from zdp_bench.privacy.tally import Tally
 from zdp_bench.registry import lookup
 from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import Size, draw_batch, read_in_pieces

@@ -1,19 +1,20 @@
-"""Record every step of a run in its ledger, a file, before the step's noise is drawn.
+"""Record every step of a run in a file, its ledger, before the noise of the step is drawn.
 
-A STEP of the training plan makes a RELEASE when it is taken. A step that is repeated with the same
-bits makes the same release, which counts once. The ledger's file begins with a head. Each further
-LINE is a JSON object that states an ENTRY: a step, or a start from which steps may be repeated.
+Each STEP of the training plan makes one RELEASE, which `zdp_bench.privacy.tally` counts. A step
+that is repeated with the same bits makes the same release, which counts once. The file begins with
+a head. Each further LINE is a JSON object that states an ENTRY: a step, or a start from which steps
+may be repeated.
 
 The line of a step holds the SHA-256 of the head and all steps above it, so an edited, dropped or
 reordered step breaks the chain. It is written as a whole before its step is taken. A kill thus
-loses no step: it can only cut the last line short, and that step is counted, because its noise may
-have been drawn. If writing a line fails or is interrupted and the process lives on, the line is
-removed, because its step was not taken.
+loses no step: it can only cut the last line short, and the step of that line is counted, because
+its noise may have been drawn. If writing a line fails or is interrupted and the process lives on,
+the line is removed, because its step was not taken.
 
 An fsync takes as long as several steps of a small model. So the file is forced to disk at most
 every `MIN_SYNC_INTERVAL` seconds, and always before anything that depends on the steps is saved,
-sent or shown (`Ledger.sync`). A power cut may lose the steps since then, together with the weights
-they led to.
+sent or shown (`Ledger.sync`). A power cut may lose the steps since then, but only together with the
+weights that they led to.
 
 A step that is repeated after a kill counts once only if it is provably the same release. To prove
 this, the ledger also records the states from which a process may start (`Start`), outside the hash
@@ -21,14 +22,14 @@ chain.
     - If step, state, code and machine match a recorded start, every step from there on has the same
       bits as before, and counts once.
     - Otherwise, a new GENERATION begins, which has its own key for noise and batches
-      (`Ledger.generation`). Its steps are new, independent releases, and the earlier ones still
-      count too, even if their ledger was set aside.
+      (`Ledger.generation`). Its steps are new, independent releases. The earlier ones still count,
+      even if their ledger was set aside.
     - With secure noise, every step that is taken is a new release.
     - A node of a federation starts each step from the weights it receives, whose digest is in the
       step's line. Only the same step from the same weights is the same release.
 
 The chain guards against damage and mistakes, not against forgery, because it has no key. A file
-that is rewritten as a whole, or cut line by line back to the last checkpoint, looks like that of a
+that is rewritten as a whole, or truncated at a line after the last checkpoint, looks like that of a
 run that was killed there.
 """
 
@@ -40,10 +41,9 @@ import os
 import re
 import stat
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from zdp_bench import disk
 from zdp_bench.errors import UserError
@@ -63,266 +63,12 @@ from zdp_bench.privacy.ledger_lines import (
     make_line,
     parse,
     read_ledger,
-    salvage,
 )
 from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.privacy.tally import Position, ReleasedSteps, SetAsideTally, Tally
 
 MIN_SYNC_INTERVAL = 0.2  # seconds between two fsyncs of the file
-TAIL_BYTES = 4096  # bytes at the end of a file that are compared to detect that it was continued
-
-
-class BudgetExceeded(Exception):  # noqa: N818 - an event of a run, not an error
-    """The next step would exceed `max_epsilon`. Nothing was drawn and nothing changed."""
-
-
-# ------------------------------------------------------------------------------ counting releases
-
-
-@dataclass(frozen=True)
-class Position:
-    """How far a ledger reaches, as a checkpoint stores it.
-
-    Attributes:
-        releases: number of releases, including those in ledgers that were set aside.
-        digest: digest of the chain.
-    """
-
-    releases: int
-    digest: str
-
-
-class Span(NamedTuple):
-    """Consecutive steps `first` … `end` − 1 of one generation, each of which was released."""
-
-    first: int
-    end: int
-    generation: str
-
-
-class _ReleasedSteps:
-    """The set of steps that were released.
-
-    Of a step without a weights digest, only the largest number per generation is kept. That is
-    enough because a generation takes its steps without gaps, and never asks about steps before its
-    start.
-    """
-
-    def __init__(self) -> None:
-        self.last_step: dict[str, int] = {}  # generation -> largest number of a released step
-        self.with_weights: set[Step] = set()  # the steps that have a weights digest
-
-    def add(self, step: Step) -> None:
-        last = self.last_step.get(step.generation, -1)
-        self.last_step[step.generation] = max(step.step, last)
-        if step.weights_digest:
-            self.with_weights.add(step)
-
-    def holds(self, step: Step) -> bool:
-        if step.weights_digest:
-            return step in self.with_weights
-        last = self.last_step.get(step.generation, -1)
-        return step.step <= last
-
-
-class Tally:
-    """Counts a mechanism's releases in memory. `Ledger` adds the file.
-
-    Formal guarantees:
-        - `releases` never falls. It rises with each step that is not provably the same release as
-          an earlier one, with the same generation, number and weights.
-        - Only the process that created the tally, or one that it was pickled to, may count. A fork
-          would repeat the noise without this count seeing it.
-    """
-
-    def __init__(
-        self,
-        repeatable: bool,
-        earlier: int = 0,
-        spans: Iterable[Span] = (),
-        generation: str = "",
-        digest: str = BEGINNING,
-    ) -> None:
-        """Begin with earlier releases.
-
-        Args:
-            repeatable: whether a step that is taken again has the same noise.
-            earlier: number of releases so far that can never be repeated.
-            spans: consecutive releases so far, of each generation.
-            generation: generation of the steps that this process takes.
-            digest: digest of the last ledger line.
-        """
-        self._process = os.getpid()
-        self.repeatable = repeatable
-        self.earlier = earlier
-        self.generation = generation
-        # Steps that another generation has released, and this process will take again.
-        self.counted_again = 0
-        self._digest = digest
-        self._spans = list(spans)
-        self._count = sum(end - first for first, end, _ in self._spans)
-        # `spans` have no weights digests. Only nodes of federations have these, each of which is a
-        # single process, whereas spans are given to the other ranks of one.
-        self._released = _ReleasedSteps()
-        for span in self._spans:
-            self._released.add(Step(span.end - 1, generation=span.generation))
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Let the process that unpickles a tally count with it."""
-        vars(self).update(state, _process=os.getpid())
-
-    def append(
-        self,
-        step: int,
-        weights_digest: str = "",
-    ) -> None:
-        """Count the release of `step`, which is about to be taken, unless it is already counted.
-
-        Args:
-            step: number of the step, from 0.
-            weights_digest: digest of the starting weights. Pass it only if a repeat of this step
-                may start from other weights.
-        """
-        self.require_own_process()
-        entry = Step(step, weights_digest, self.generation)
-        if not self.holds(step, weights_digest):
-            self._digest = chain(self._digest, entry)
-            self._count_release(entry)
-
-    def note(
-        self,
-        execution_digest: str,
-        step: int,
-        state_digest: str,
-    ) -> None:
-        """Do nothing: only `Ledger` records states."""
-
-    def forbid_repeats(self, step: int) -> None:
-        """Do nothing: only `Ledger` records states."""
-
-    def sync(self) -> None:
-        """Do nothing: only `Ledger` has a file."""
-
-    def close(self) -> None:
-        """Do nothing: only `Ledger` has a file."""
-
-    def require_own_process(self) -> None:
-        """Raise an error in a fork of the process that counts.
-
-        Raises:
-            UserError: this process is a fork.
-        """
-        if os.getpid() != self._process:
-            raise UserError(
-                "this process is a copy (fork) of the one that opened the ledger, and a step here "
-                "would repeat that one's noise: begin the training in the process that takes its "
-                "steps, each with a ledger of its own."
-            )
-
-    def holds(
-        self,
-        step: int,
-        weights_digest: str = "",
-    ) -> bool:
-        """Return True if taking `step` makes no new release; see `append`."""
-        return self.repeatable and self._released.holds(Step(step, weights_digest, self.generation))
-
-    def _count_release(self, step: Step) -> None:
-        spans = self._spans
-        end = step.step + 1
-        last = spans[-1] if spans else None
-        if last is not None and (last.end, last.generation) == (step.step, step.generation):
-            spans[-1] = last._replace(end=end)
-        else:
-            spans.append(Span(step.step, end, step.generation))
-        self._count += 1
-        self._released.add(step)
-
-    @property
-    def has_other_noise(self) -> bool:
-        """True if this process cannot draw the noise of some earlier step again.
-
-        Correlated noise, which needs that of earlier steps, cannot continue then.
-        """
-        if not self.repeatable:
-            return self.releases > 0
-        has_other_generation = any(span.generation != self.generation for span in self._spans)
-        return has_other_generation or self.earlier > 0
-
-    @property
-    def releases(self) -> int:
-        """Number of releases that the accountant must compose."""
-        return self.earlier + self._count
-
-    def releases_before(self, step: int) -> int:
-        """Return the number of releases once this generation has taken `step` steps.
-
-        Steps beyond these, which a killed process has taken, are left out: they will be repeated,
-        and count when their turn comes.
-        """
-        if not self.repeatable:
-            return self.releases
-        count = self.earlier
-        for first, end, generation in self._spans:
-            if generation == self.generation:
-                end = min(end, max(first, step))  # a span that begins after `step` counts 0
-            count += end - first
-        return count
-
-    def releases_after(self, first: int, end: int) -> int:
-        """Return the number of releases once steps `first` … `end` − 1 are taken."""
-        new = [step for step in range(first, end) if not self.holds(step)]
-        return self.releases + len(new)
-
-    @property
-    def position(self) -> Position:
-        """The end of the ledger."""
-        return Position(self.releases, self._digest)
-
-    def copy(self) -> Tally:
-        """Return a tally with the same count, for another process that writes no file."""
-        spans, generation = self._spans, self.generation
-        return Tally(self.repeatable, self.earlier, spans, generation, self._digest)
-
-
-def count_releases(paths: Iterable[Path], repeatable: bool) -> int:
-    """Return the number of distinct releases in several ledgers.
-
-    A damaged line counts as the most releases that it can hold.
-
-    Args:
-        paths: the ledgers' files.
-        repeatable: whether a step that is taken again has the same noise. If so, the same step of
-            the same generation is one release, even if it is in several files.
-    """
-    return _SetAside(paths, repeatable).releases
-
-
-class _SetAside(Tally):
-    """The releases and recorded starts in ledgers that are no longer written to."""
-
-    def __init__(
-        self,
-        paths: Iterable[Path],
-        repeatable: bool,
-    ) -> None:
-        super().__init__(repeatable)
-        self.starts: list[Start] = []
-        self.mechanisms: set[str] = set()
-        for path in paths:
-            entries, max_lost = salvage(path)
-            self.earlier += max_lost
-            # Compare with earlier files only: within one file, no release is repeated.
-            in_earlier_files = copy.deepcopy(self._released)
-            for entry in entries:
-                if isinstance(entry, Head):
-                    self.mechanisms.add(entry.mechanism)
-                elif isinstance(entry, Start):
-                    self.starts.append(entry)
-                elif not (repeatable and in_earlier_files.holds(entry)):
-                    self._count_release(entry)
-
-
-# ------------------------------------------------------------------------------------- the ledger
+TAIL_BYTES = 4096  # bytes at the end of a closed file whose change shows that it was continued
 
 
 class Ledger(Tally):
@@ -360,8 +106,8 @@ class Ledger(Tally):
                 contain; None without a checkpoint.
             identity: identifies what else must match: the name of a federation's node, or the
                 digest of who owns which examples.
-            facts: properties that the mechanism does not cover, such as whose ε it is, and where
-                randomness comes from. Ledgers of older versions lack them.
+            facts: properties that the mechanism does not cover, such as the unit of ε and the
+                source of randomness. Ledgers of older versions lack them.
 
         Raises:
             LedgerError: the file is damaged, ends before the checkpoint, or has another mechanism,
@@ -371,9 +117,9 @@ class Ledger(Tally):
         super().__init__(repeatable)
         _require_single_link(path)
         self.path, self._absolute_path = path, path.absolute()
-        aside_paths = those_aside(path)
+        aside_paths = list_set_aside(path)
         self._aside_digests = "".join(_digest_file(aside) for aside in aside_paths)
-        self._set_aside = _SetAside(aside_paths, repeatable)
+        self._set_aside = SetAsideTally(aside_paths, repeatable)
         if self._set_aside.mechanisms - {mechanism.digest()}:
             raise LedgerError(
                 f"{path}: a ledger that was set aside beside it uses another noise or mechanism, "
@@ -419,8 +165,8 @@ class Ledger(Tally):
         self._spans = list(aside._spans)
         self._count = aside._count
         self._released = copy.deepcopy(aside._released)
-        self._in_file = _ReleasedSteps()  # the steps of this file
-        # (execution digest, step, state digest) of each recorded start -> generation
+        self._in_file = ReleasedSteps()  # the steps of this file
+        # (execution digest, step, state digest) of a recorded start -> generation that follows it
         self._starts: dict[tuple[str, int, str], str] = {}
         for start in aside.starts:
             self._remember_start(start)
@@ -431,7 +177,7 @@ class Ledger(Tally):
         step: int,
         state_digest: str,
     ) -> None:
-        """Start or continue at `step`: in the generation of a recorded start, or in a new one.
+        """Begin at `step`, in the generation of the same recorded start or, if none is, a new one.
 
         A ledger without any steps and starts keeps its first generation, "".
 
@@ -464,7 +210,7 @@ class Ledger(Tally):
         step: int,
         state_digest: str,
     ) -> None:
-        """Record a state from which this generation may continue; call it before saving the state.
+        """Record a state from which this generation may continue. Call it before saving the state.
 
         Args:
             execution_digest: see `begin`.
@@ -504,7 +250,7 @@ class Ledger(Tally):
         step: int,
         weights_digest: str = "",
     ) -> None:
-        """Write that `step` is about to be taken, unless this file has the very same release.
+        """Write that `step` is about to be taken, unless this file already has the same release.
 
         See `Tally.append`.
         """
@@ -563,8 +309,8 @@ class Ledger(Tally):
     def _cut_back(self) -> None:
         """Remove a line that was only partly written, or written but not counted.
 
-        Such a line is left if an error or a signal came before its step was taken. The lines above
-        it are then counted anew.
+        Such a line remains if an error or a signal came before its step was taken. The lines above
+        it are then counted again, because the count may be halfway changed.
         """
         if self._is_sound or os.getpid() != self._process:
             return
@@ -598,7 +344,7 @@ class Ledger(Tally):
             )
 
     def _write_line(self, entry: Entry) -> None:
-        """Write a line. The caller counts it, and then sets `_is_sound`."""
+        """Write a line. The caller must count its entry, and then set `_is_sound`."""
         self.require_own_process()
         self.require_intact()
         unwritten = make_line(self._digest, entry)
@@ -613,7 +359,7 @@ class Ledger(Tally):
         self._size = os.fstat(self._file.fileno()).st_size
 
     def _read(self, checkpoint_position: Position | None) -> None:
-        """Count the steps of the file, and mend a line that a kill cut short.
+        """Count the steps of the file, and complete a line that a kill cut short.
 
         Raises:
             LedgerError: see the class.
@@ -704,7 +450,7 @@ def _next_aside(path: Path) -> Path:
     return aside
 
 
-def those_aside(path: Path) -> list[Path]:
+def list_set_aside(path: Path) -> list[Path]:
     """Return the ledgers that were `set_aside` at `path`, the oldest first."""
     pattern = re.compile(re.escape(path.name) + r"\.(\d+)")
     if not path.parent.is_dir():
@@ -746,26 +492,25 @@ def _read_head(path: Path) -> Head:
     return entry
 
 
-def ledgers_below(folder: Path, but: Collection[str] = ()) -> list[Path]:
+def find_ledgers(folder: Path, ignored: Collection[str] = ()) -> list[Path]:
     """Return the ledgers in a folder and its subfolders, sorted by path.
 
     Args:
         folder: the folder.
-        but: names of files in the folder itself that are known to be no ledgers.
+        ignored: names of files in the folder itself, but not its subfolders, that are no ledgers.
     """
     ledgers = []
-    for place, _, names in os.walk(folder):
-        others = names
-        if place == str(folder):
-            others = [name for name in names if name not in but]
-        ledgers += [path for path in (Path(place, name) for name in others) if is_ledger(path)]
+    for subfolder, _, names in os.walk(folder):
+        if subfolder == str(folder):
+            names = [name for name in names if name not in ignored]
+        ledgers += [path for path in (Path(subfolder, name) for name in names) if is_ledger(path)]
     return sorted(ledgers)
 
 
-def without_copies(ledgers: Sequence[Path]) -> list[Path]:
-    """Return ledgers without copies of one another, sorted by path.
+def drop_copies(ledgers: Sequence[Path]) -> list[Path]:
+    """Return the ledgers without copies of one another, sorted by path.
 
-    Of ledgers with the same content, only the first is kept.
+    Of ledgers with the same content, only one is returned.
     """
     if len(ledgers) < 2:
         return [*ledgers]
@@ -773,32 +518,32 @@ def without_copies(ledgers: Sequence[Path]) -> list[Path]:
     for path in ledgers:
         with open_regular(path) as file:
             contents[path] = file.read()
-    kept: list[Path] = []
+    distinct: list[Path] = []
     # The longest come first: a copy made while the original was being written is a prefix of it.
     for path in sorted(contents, key=lambda path: -len(contents[path])):
         content = contents[path]
-        if not any(contents[other].startswith(content) for other in kept):
-            kept.append(path)
-    return sorted(kept)
+        if not any(contents[other].startswith(content) for other in distinct):
+            distinct.append(path)
+    return sorted(distinct)
 
 
 def adopt(path: Path, identity: str = "") -> None:
     """Set aside, beside the ledger at `path`, all other ledgers of its training.
 
-    These are the ledgers in its folder, which were renamed or moved by hand, and those in
+    These are ledgers in the same folder that were renamed or moved by hand, and those in
     subfolders, where a federation's server keeps the ledgers of its nodes. Their steps count.
 
     Args:
         path: the training's ledger.
-        identity: identity of the ledger at `path`; see `Ledger`. Ledgers in subfolders with another
-            one are left alone.
+        identity: identity of the ledger at `path`; see `Ledger`. Ledgers in subfolders that state
+            another identity are left alone.
     """
-    own = [ledger for ledger in [path, *those_aside(path)] if ledger.exists()]
-    others = [ledger for ledger in ledgers_below(path.parent) if ledger not in own]
-    for ledger in without_copies([*own, *others]):
+    in_place = [ledger for ledger in [path, *list_set_aside(path)] if ledger.exists()]
+    others = [ledger for ledger in find_ledgers(path.parent) if ledger not in in_place]
+    for ledger in drop_copies([*in_place, *others]):
         is_in_folder = ledger.parent == path.parent
-        is_ours = not identity or is_in_folder or _read_identity(ledger) == identity
-        if is_ours and ledger not in own:
+        has_identity = not identity or is_in_folder or _read_identity(ledger) == identity
+        if has_identity and ledger not in in_place:
             disk.rename(ledger, _next_aside(path))
 
 
@@ -811,7 +556,7 @@ def _read_identity(path: Path) -> str | None:
 
 
 def has_steps(path: Path) -> bool:
-    """Return True if a ledger holds a step, and not only its head and recorded starts."""
+    """Return True if a ledger holds a step, rather than only its head and recorded starts."""
     with open_regular(path) as file:
         for line in lines_of(file):
             if b'"ledger"' not in line and b'"state"' not in line:
@@ -820,9 +565,9 @@ def has_steps(path: Path) -> bool:
 
 
 def _require_single_link(path: Path) -> None:
-    """Raise an error for a link, and for a file with a second hard link.
+    """Raise an error for a symbolic link, and for a file with a second hard link.
 
-    Locks are per path, so two runs could write to the file at once.
+    Locks are per path, so two runs could write to the same file at once.
     """
     if not os.path.lexists(path):
         return

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from zdp_bench import disk
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.foreign_files import Shape, misfits, open_regular
-from zdp_bench.privacy.ledger import Position
+from zdp_bench.privacy.tally import Position
 
 _FORMAT = 2  # version of the file format
 ADVICE = "Add force=true to start again; the steps in its ledger still count."

@@ -24,9 +24,9 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.program import renew
 from zdp_bench.nn.surgery import surgery
 from zdp_bench.privacy.accounting import part_epsilon, patient_interval, rdp_epsilon, tight_interval
-from zdp_bench.privacy.ledger import BudgetExceeded, Position, Tally
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import run_key
+from zdp_bench.privacy.tally import BudgetExceeded, Position, Tally
 from zdp_bench.records import Document
 from zdp_bench.tasks.metric import metric_of
 from zdp_bench.training import checkpoint, distributed

@@ -18,16 +18,9 @@ from zdp_bench.config.compose import recipe_body
 from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.disk import hold_lock, make_folder
 from zdp_bench.errors import UserError, show_warnings, suggestion
-from zdp_bench.privacy.ledger import (
-    Ledger,
-    LedgerError,
-    Position,
-    Tally,
-    adopt,
-    is_ledger,
-    set_aside,
-)
+from zdp_bench.privacy.ledger import Ledger, LedgerError, adopt, is_ledger, set_aside
 from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.privacy.tally import Position, Tally
 from zdp_bench.records import Document, Record, is_named
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.interrupts import explain_write_errors

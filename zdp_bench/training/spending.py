@@ -22,15 +22,10 @@ from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Unfit, parse_as, read_json
 from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
-from zdp_bench.privacy.ledger import (
-    count_releases,
-    has_steps,
-    is_ledger,
-    ledgers_below,
-    without_copies,
-)
+from zdp_bench.privacy.ledger import drop_copies, find_ledgers, has_steps, is_ledger
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
+from zdp_bench.privacy.tally import count_releases
 from zdp_bench.records import Data, Record, Released
 
 if TYPE_CHECKING:  # `budget` needs no torch
@@ -257,7 +252,7 @@ def keep_spending(home: Path) -> Spending:
     spending = read_spending(home)
     steps = spending.spent.steps
     if not record and not whole.privacy.nodes:
-        steps = count_releases(without_copies(ledgers_below(home)), not spending.secure)
+        steps = count_releases(drop_copies(find_ledgers(home)), not spending.secure)
     released = {field.name: getattr(whole.privacy, field.name) for field in fields(Released)}
     spent = Released(**released | {"steps": steps})
     data = whole.data
@@ -274,10 +269,10 @@ def _steps_in_ledgers(home: Path, repeatable: bool, is_federation: bool) -> int:
     the most steps counts.
     """
     trainings: dict[Path, list[Path]] = defaultdict(list)
-    for ledger in ledgers_below(home, but=(RECORD, FILE)):  # which were read as what they are
+    for ledger in find_ledgers(home, ignored=(RECORD, FILE)):  # which were read as what they are
         folder = ledger.parent if is_federation else home
         trainings[folder].append(ledger)
-    distinct = [without_copies(ledgers) for ledgers in trainings.values()]
+    distinct = [drop_copies(ledgers) for ledgers in trainings.values()]
     several = [ledgers for ledgers in distinct if len(ledgers) > 1]
     return max((count_releases(ledgers, repeatable) for ledgers in several), default=0)
 

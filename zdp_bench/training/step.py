@@ -16,9 +16,9 @@ from torch import Tensor
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, setting
 from zdp_bench.gradients import Batch
-from zdp_bench.privacy.ledger import BudgetExceeded, Tally
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, add_noise, correlate, round_to_grid, widen
+from zdp_bench.privacy.tally import BudgetExceeded, Tally
 from zdp_bench.training.batches import MICRO_BATCH, MicroBatches, free_memory, is_out_of_memory
 from zdp_bench.training.captured import CapturedSums
 from zdp_bench.training.distributed import ALONE, Ranks

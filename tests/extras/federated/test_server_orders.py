@@ -27,7 +27,7 @@ from zdp_bench.extras.federated.node import (
 from zdp_bench.extras.federated.simulation import set_sender
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.composition import Spent, together
-from zdp_bench.privacy.ledger import BudgetExceeded
+from zdp_bench.privacy.tally import BudgetExceeded
 
 OWN = ("federated.nodes=2", "federated.patients=own", "privacy.claimed_epsilon=2.0")
 RUN = "f" * 64

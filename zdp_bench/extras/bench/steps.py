@@ -30,9 +30,9 @@ from zdp_bench.extras.bench.workload import BOUND, Criterion, Step, Workload, fl
 from zdp_bench.gradients import Batch, Engine, PerExample
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.library import clipped_sum, make_private
-from zdp_bench.privacy.ledger import Tally
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise
+from zdp_bench.privacy.tally import Tally
 from zdp_bench.training.step import Training, private_step
 from zdp_bench.training.total import Total
 

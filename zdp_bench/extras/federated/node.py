@@ -35,9 +35,9 @@ from zdp_bench.extras.federated.messages import (
 )
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.composition import spent_of_one, together
-from zdp_bench.privacy.ledger import BudgetExceeded, Position, Tally
 from zdp_bench.privacy.noise import run_key, stream_bytes
 from zdp_bench.privacy.sampling import place_each
+from zdp_bench.privacy.tally import BudgetExceeded, Position, Tally
 from zdp_bench.training.machine import execution_digest, foreign_code, pick_device
 from zdp_bench.training.plan import steps_of
 from zdp_bench.training.run_folder import open_ledger

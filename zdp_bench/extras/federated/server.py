@@ -38,8 +38,8 @@ from zdp_bench.extras.federated.messages import Malformed
 from zdp_bench.extras.federated.node import split_by_patient
 from zdp_bench.extras.federated.roster import LEDGER_VALUES, Roster, reason_of
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.privacy.ledger import BudgetExceeded, Tally
 from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.privacy.tally import BudgetExceeded, Tally
 from zdp_bench.records import Document
 from zdp_bench.training import checkpoint
 from zdp_bench.training.distributed import ALONE

@@ -21,7 +21,7 @@ from zdp_bench.data.files import sha256
 from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.foreign_files import Shape, misfits, open_regular, read_json, read_text
 from zdp_bench.library import starts
-from zdp_bench.privacy.ledger import those_aside
+from zdp_bench.privacy.ledger import list_set_aside
 from zdp_bench.privacy.mechanism import MOST
 from zdp_bench.records import NUMBER, Document
 from zdp_bench.training.spending import EXPORTED
@@ -217,7 +217,7 @@ def copy_ledger(ledger: Path, folder: Path) -> None:
     Raises:
         UserError: a file is larger than `MAX_LEDGER`.
     """
-    for path in [ledger, *those_aside(ledger)]:
+    for path in [ledger, *list_set_aside(ledger)]:
         if path.is_file():
             if path.stat().st_size > MAX_LEDGER:
                 raise UserError(

@@ -28,9 +28,10 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.library.keys import kind_of
 from zdp_bench.library.starts import Earlier, Trainings, describe
 from zdp_bench.privacy.accounting import part_epsilon
-from zdp_bench.privacy.ledger import Ledger, Tally
+from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.ledger_lines import LedgerError
 from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.privacy.tally import Tally
 from zdp_bench.records import Document, get, to_json
 from zdp_bench.training.build import count_real
 from zdp_bench.training.checkpoint import state_digest

@@ -1,0 +1,266 @@
+"""Count the releases of a run, which its accountant composes.
+
+A `Tally` counts in memory: one release for each step that is not provably the same release as an
+earlier one (`zdp_bench.privacy.ledger` states when it is). A `Ledger`, which is a tally, also
+writes each step to its file. `SetAsideTally` counts the steps in files that are no longer written
+to.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zdp_bench.errors import UserError
+from zdp_bench.privacy.ledger_lines import BEGINNING, Head, Start, Step, chain, salvage
+
+
+class BudgetExceeded(Exception):  # noqa: N818 - an event of a run, not an error
+    """Raised if the next step would exceed `max_epsilon`, before it draws or changes anything."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a ledger reaches, as a checkpoint stores it.
+
+    Attributes:
+        releases: number of releases, including those in ledgers that were set aside.
+        digest: digest of the chain.
+    """
+
+    releases: int
+    digest: str
+
+
+class Span(NamedTuple):
+    """Consecutive steps `first` … `end` − 1 of one generation, each of which was released."""
+
+    first: int
+    end: int
+    generation: str
+
+
+class ReleasedSteps:
+    """The set of steps that were released.
+
+    Of the steps without a weights digest, it holds only the largest number per generation. That is
+    enough because a generation takes its steps without gaps, and never asks about steps before its
+    start.
+    """
+
+    def __init__(self) -> None:
+        self.last_step: dict[str, int] = {}  # generation -> largest number of a released step
+        self.with_weights: set[Step] = set()  # the steps that have a weights digest
+
+    def add(self, step: Step) -> None:
+        last = self.last_step.get(step.generation, -1)
+        self.last_step[step.generation] = max(step.step, last)
+        if step.weights_digest:
+            self.with_weights.add(step)
+
+    def holds(self, step: Step) -> bool:
+        if step.weights_digest:
+            return step in self.with_weights
+        last = self.last_step.get(step.generation, -1)
+        return step.step <= last
+
+
+class Tally:
+    """Counts a mechanism's releases in memory. `Ledger` adds the file.
+
+    Formal guarantees:
+        - `releases` never falls. It rises with each step that is not provably the same release as
+          an earlier one, with the same generation, number and weights.
+        - Only the process that created the tally, or one that it was pickled to, may count. A fork
+          would repeat the noise for other sums, which this tally would not count.
+    """
+
+    def __init__(
+        self,
+        repeatable: bool,
+        earlier: int = 0,
+        spans: Iterable[Span] = (),
+        generation: str = "",
+        digest: str = BEGINNING,
+    ) -> None:
+        """Create a tally that begins with the releases so far.
+
+        Args:
+            repeatable: whether a step that is taken again has the same noise.
+            earlier: number of releases so far that can never be repeated.
+            spans: all other releases so far.
+            generation: generation of the steps that this process takes.
+            digest: digest of the last ledger line.
+        """
+        self._process = os.getpid()
+        self.repeatable = repeatable
+        self.earlier = earlier
+        self.generation = generation
+        # Number of steps that an earlier process released and this one will release again.
+        self.counted_again = 0
+        self._digest = digest
+        self._spans = list(spans)
+        self._count = sum(end - first for first, end, _ in self._spans)
+        # Spans lack weights digests, which only the steps of a federation's nodes have. That loses
+        # nothing: spans are passed between the ranks of a run, and a node has a single process.
+        self._released = ReleasedSteps()
+        for span in self._spans:
+            self._released.add(Step(span.end - 1, generation=span.generation))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a tally, with which the process that unpickles it may count."""
+        vars(self).update(state, _process=os.getpid())
+
+    def append(
+        self,
+        step: int,
+        weights_digest: str = "",
+    ) -> None:
+        """Count the release of `step`, which is about to be taken, unless it is already counted.
+
+        Args:
+            step: number of the step, from 0.
+            weights_digest: digest of the starting weights. Pass it only if a repeat of this step
+                may start from other weights.
+        """
+        self.require_own_process()
+        entry = Step(step, weights_digest, self.generation)
+        if not self.holds(step, weights_digest):
+            self._digest = chain(self._digest, entry)
+            self._count_release(entry)
+
+    def note(
+        self,
+        execution_digest: str,
+        step: int,
+        state_digest: str,
+    ) -> None:
+        """Do nothing: only `Ledger` records states."""
+
+    def forbid_repeats(self, step: int) -> None:
+        """Do nothing: only `Ledger` records states."""
+
+    def sync(self) -> None:
+        """Do nothing: only `Ledger` has a file."""
+
+    def close(self) -> None:
+        """Do nothing: only `Ledger` has a file."""
+
+    def require_own_process(self) -> None:
+        """Raise an error if this process is a fork of the one that counts.
+
+        Raises:
+            UserError: this process is a fork.
+        """
+        if os.getpid() != self._process:
+            raise UserError(
+                "this process is a copy (fork) of the one that opened the ledger, and a step here "
+                "would repeat that one's noise: begin the training in the process that takes its "
+                "steps, each with a ledger of its own."
+            )
+
+    def holds(
+        self,
+        step: int,
+        weights_digest: str = "",
+    ) -> bool:
+        """Return True if taking `step` makes no new release; see `append`."""
+        return self.repeatable and self._released.holds(Step(step, weights_digest, self.generation))
+
+    def _count_release(self, step: Step) -> None:
+        spans = self._spans
+        end = step.step + 1
+        last = spans[-1] if spans else None
+        if last is not None and (last.end, last.generation) == (step.step, step.generation):
+            spans[-1] = last._replace(end=end)
+        else:
+            spans.append(Span(step.step, end, step.generation))
+        self._count += 1
+        self._released.add(step)
+
+    @property
+    def has_other_noise(self) -> bool:
+        """True if this process cannot draw the noise of some earlier step again.
+
+        Correlated noise cannot continue then, because it needs the noise of earlier steps.
+        """
+        if not self.repeatable:
+            return self.releases > 0
+        has_other_generation = any(span.generation != self.generation for span in self._spans)
+        return has_other_generation or self.earlier > 0
+
+    @property
+    def releases(self) -> int:
+        """Number of releases that the accountant must compose."""
+        return self.earlier + self._count
+
+    def releases_before(self, step: int) -> int:
+        """Return the number of releases once this generation has taken its first `step` steps.
+
+        Later steps, which a killed process took, are left out: they will be repeated and counted
+        when their turn comes. If noise is not repeatable, all releases so far are counted.
+        """
+        if not self.repeatable:
+            return self.releases
+        count = self.earlier
+        for first, end, generation in self._spans:
+            if generation == self.generation:
+                end = min(end, max(first, step))  # a span from `step` on counts 0
+            count += end - first
+        return count
+
+    def releases_after(self, first: int, end: int) -> int:
+        """Return the number of releases once steps `first` … `end` − 1 are taken as well."""
+        new = [step for step in range(first, end) if not self.holds(step)]
+        return self.releases + len(new)
+
+    @property
+    def position(self) -> Position:
+        """How far the count reaches, for a checkpoint."""
+        return Position(self.releases, self._digest)
+
+    def copy(self) -> Tally:
+        """Return a tally with the same count and no file, for another rank."""
+        return Tally(self.repeatable, self.earlier, self._spans, self.generation, self._digest)
+
+
+def count_releases(paths: Iterable[Path], repeatable: bool) -> int:
+    """Return the number of distinct releases in several ledgers.
+
+    A damaged line counts as the most releases that it can hold.
+
+    Args:
+        paths: the ledgers' files.
+        repeatable: whether a step that is taken again has the same noise. If so, the same step of
+            the same generation is one release, even if it is in several files.
+    """
+    return SetAsideTally(paths, repeatable).releases
+
+
+class SetAsideTally(Tally):
+    """The releases and recorded starts in ledgers that are no longer written to."""
+
+    def __init__(
+        self,
+        paths: Iterable[Path],
+        repeatable: bool,
+    ) -> None:
+        super().__init__(repeatable)
+        self.starts: list[Start] = []
+        self.mechanisms: set[str] = set()
+        for path in paths:
+            entries, max_lost = salvage(path)
+            self.earlier += max_lost
+            # Compare with earlier files only: within one file, each step is another release.
+            in_earlier_files = copy.deepcopy(self._released)
+            for entry in entries:
+                if isinstance(entry, Head):
+                    self.mechanisms.add(entry.mechanism)
+                elif isinstance(entry, Start):
+                    self.starts.append(entry)
+                elif not (repeatable and in_earlier_files.holds(entry)):
+                    self._count_release(entry)
