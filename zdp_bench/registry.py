@@ -38,8 +38,8 @@ HOMES = {
 }
 
 # Kinds that only extras add, and that the core works without: commands of the command line
-# (modules), runners that carry out a run elsewhere, exporters of models trained in a user's own
-# loop, and experiment trackers.
+# (modules), runners that plan and carry out a run elsewhere (modules), exporters of models trained
+# in a user's own loop, and experiment trackers.
 OPTIONAL = ("command", "runner", "exporter", "logger")
 FOREIGN = ("optimizer", "callback")  # kinds that only other packages register
 EXTRAS = "zdp_bench.extras"
@@ -165,6 +165,11 @@ def lookup(kind: str, name: str) -> Callable[..., Any]:
     raise UserError(
         f"{kind} '{name}' belongs to an extra that is not installed (zdp_bench/extras)."
     )
+
+
+def find_module(kind: str, name: str) -> Any:
+    """Return the module that an extra adds as a command or runner; see `lookup` for its error."""
+    return lookup(kind, name)
 
 
 def foreign_packages(used: Iterable[tuple[str, str]]) -> tuple[str, ...]:

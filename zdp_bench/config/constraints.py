@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError, require, setting
 from zdp_bench.privacy.statement import require_delta
-from zdp_bench.registry import lookup, names
+from zdp_bench.registry import find_module, lookup, names
 
 if TYPE_CHECKING:
     from zdp_bench.algorithms import Algorithm
@@ -23,8 +23,9 @@ def check_values(run: Run) -> None:
     _check_sampling(run)
     _check_gradients(run)
     _check_calibration(run)
-    _check_federated(run)
     _check_unit(run)
+    if run.federated.nodes is not None:
+        find_module("runner", "federated").check(run)
 
 
 def _check_sampling(run: Run) -> None:
@@ -94,30 +95,6 @@ def _check_calibration(run: Run) -> None:
         )
 
 
-def _check_federated(run: Run) -> None:
-    federated, nodes = run.federated, run.federated.nodes
-    if nodes is None:
-        return
-    if run.privacy.total_budget is not None:
-        raise UserError("privacy.total_budget: applies to central runs; set privacy.max_epsilon.")
-    for key, what in (("clip_quantile", "have its own bound"), ("start_steps", "start apart")):
-        if run.algorithm.options.get(key) is not None:
-            raise UserError(
-                f"algorithm.{key} with federated.nodes: each node would {what}. Leave it out."
-            )
-    if _type_of(run.algorithm.name).cycle(run.algorithm.options) > 1:
-        raise UserError(
-            f"algorithm={run.algorithm.name} with federated.nodes: a node's noise would go on from "
-            "steps that other nodes have hidden theirs in. Use dp_sgd."
-        )
-    least = federated.min_nodes
-    rule = f"must lie between 1 and the {nodes} nodes"
-    require(least is None or 1 <= least <= nodes, "federated.min_nodes", least, rule)
-    sampling = run.trainer.sampling
-    rule = "a node's steps are Poisson or uniform samples: use trainer=poisson or trainer=uniform"
-    require(sampling != "shuffled", "trainer.sampling", sampling, rule)
-
-
 def _check_unit(run: Run) -> None:
     """Reject shares of several examples if only an example's share is bounded."""
     most, name, views = run.privacy.max_examples, run.algorithm.name, run.trainer.augmentations
@@ -132,11 +109,6 @@ def _check_unit(run: Run) -> None:
         return
     asked = "privacy.unit=patient" if run.privacy.by_patient else f"trainer.augmentations={views}"
     require_takes_shares(asked, name)
-    if run.federated.nodes is not None and views is not None:
-        raise UserError(
-            f"trainer.augmentations={views} with federated.nodes: a node draws one view of an "
-            "example. Remove one of them."
-        )
 
 
 def require_takes_shares(asked: str, algorithm: str) -> None:

@@ -18,7 +18,7 @@ from zdp_bench.config import compose, parse
 from zdp_bench.config.words import read_words
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.privacy.statement import show_epsilon
-from zdp_bench.registry import lookup
+from zdp_bench.registry import find_module
 from zdp_bench.report.budget import describe_together
 from zdp_bench.report.papers import check_claims
 from zdp_bench.report.sheet import Sheet
@@ -203,7 +203,7 @@ def carry_out(
     checked = parse(config, overrides)
     check_claims(checked.claims.table, checked.claims.row)
     if checked.federated.nodes and runner is None:
-        runner = lookup("runner", "federated")
+        runner = find_module("runner", "federated").carry_out
     if distributed.rank():  # of several ranks, only the first prints
         return run(checked, Watcher(), runner=runner)
     watch = nullcontext(Watcher()) if show == "nothing" else Live(console(), name)

@@ -20,13 +20,13 @@ from zdp_bench.nn.surgery import surgery
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.privacy.accounting import part_epsilon, patient_epsilon, rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.memory import remember
-from zdp_bench.registry import lookup
+from zdp_bench.registry import find_module, lookup
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training.batches import MICRO_BATCH, PASSES, bytes_per_example
 from zdp_bench.training.build import build_scheduler, claim_of, count_real
 from zdp_bench.training.machine import check_precision, pick_device
 from zdp_bench.training.model_checks.examples import find_source
-from zdp_bench.training.plan import Plan, evenly
+from zdp_bench.training.plan import Plan
 from zdp_bench.training.public_start import find_start
 from zdp_bench.training.setup import Setup, count_units, describe_data
 from zdp_bench.training.step import sum_shares
@@ -75,7 +75,8 @@ def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
     data = describe_data(config)
     nodes = config.federated.nodes or 1
     units = count_units(config, data)
-    plan = evenly(config, units) if config.federated.nodes else Plan.of(config, units)
+    plan_of = find_module("runner", "federated").plan if config.federated.nodes else Plan.of
+    plan = plan_of(config, units)
     setup = Setup.of(config, data, torch.device("cpu"), plan)
     config, model = setup.config, setup.model
     if as_run and (start := find_start(config)):

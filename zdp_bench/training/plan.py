@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -128,45 +127,6 @@ class Plan:
     def _end_of(self, epoch: int) -> int:
         """Return the number of steps that are done when an epoch ends."""
         return round(epoch * self.steps / self.epochs)
-
-
-def rounds_of(config: Run, sizes: Sequence[int]) -> Plan:
-    """Return a federation's plan of rounds. In expectation, an epoch draws each record once.
-
-    Args:
-        config: the run's configuration.
-        sizes: number of records of each node.
-    """
-    samplings = [Plan.of(config, size).sampling for size in sizes]
-    expected = sum(sampling.expected_batch_size for sampling in samplings)
-    records = sum(sizes)
-    epochs_of_round = config.federated.local_steps * expected / records
-    union = Sampling(samplings[0].scheme, expected / records, expected, records)
-    epochs = config.trainer.epochs
-    return Plan(union, epochs, max(1, round(epochs / epochs_of_round)))
-
-
-def evenly(config: Run, records: int) -> Plan:
-    """Return a node's plan if all nodes have equally many records.
-
-    It is used before the patients are split. With `trainer.batch_size`, a smaller node draws each
-    record more often.
-    """
-    assert config.federated.nodes is not None
-    nodes = config.federated.nodes
-    size = records // nodes
-    rounds = rounds_of(config, [size] * nodes).steps
-    return steps_of(config, size, rounds)
-
-
-def steps_of(
-    config: Run,
-    size: int,
-    rounds: int,
-) -> Plan:
-    """Return the plan of a node with `size` examples: its own sampling, and all rounds' steps."""
-    steps = rounds * config.federated.local_steps
-    return replace(Plan.of(config, size), steps=steps)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ nodes' expected batch sizes, and uses the mean as the gradient of the recipe's o
 adaptive federated averaging (Reddi et al. 2021, Algorithm 2, with SGD on the nodes; the paper's
 recipe uses NAdam on the server).
 
+    runner.py        the settings, the plan of rounds, and what the core calls
     messages.py      the messages between server and nodes
     node.py          one node: its patients, noise and ledger, and the ClientApp around it
     roster.py        what the server knows about the nodes, and the steps they have taken

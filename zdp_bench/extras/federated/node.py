@@ -33,13 +33,13 @@ from zdp_bench.extras.federated.messages import (
     digest,
     tensors_of,
 )
+from zdp_bench.extras.federated.runner import steps_of
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.composition import spent_of_one, together
 from zdp_bench.privacy.noise import run_key, stream_bytes
 from zdp_bench.privacy.sampling import place_each
 from zdp_bench.privacy.tally import BudgetExceeded, Position, Tally
 from zdp_bench.training.machine import execution_digest, foreign_code, pick_device
-from zdp_bench.training.plan import steps_of
 from zdp_bench.training.run_folder import open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, count_units, load_data
 from zdp_bench.training.spending import plan_spending, read_spendings, reserve

@@ -1,5 +1,5 @@
 """The plug-ins of this extra, for `zdp_bench/registry.py`."""
 
 ADDS = {
-    "runner": {"federated": "zdp_bench.extras.federated.simulation:run_simulated"},
+    "runner": {"federated": "zdp_bench.extras.federated.runner"},
 }

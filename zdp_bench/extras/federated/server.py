@@ -37,6 +37,7 @@ from zdp_bench.extras.federated import messages
 from zdp_bench.extras.federated.messages import Malformed
 from zdp_bench.extras.federated.node import split_by_patient
 from zdp_bench.extras.federated.roster import LEDGER_VALUES, Roster, reason_of
+from zdp_bench.extras.federated.runner import rounds_of, steps_of
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.tally import BudgetExceeded, Tally
@@ -46,7 +47,6 @@ from zdp_bench.training.distributed import ALONE
 from zdp_bench.training.evaluation import evaluate_trained
 from zdp_bench.training.interrupts import Stopped, stop_signals
 from zdp_bench.training.machine import plugin_digests
-from zdp_bench.training.plan import rounds_of, steps_of
 from zdp_bench.training.progress import Watcher
 from zdp_bench.training.run import Loop, privacy_report, run_record
 from zdp_bench.training.run_folder import Outcome, find_or_run, open_ledger

@@ -33,9 +33,9 @@ from zdp_bench.privacy.ledger_lines import LedgerError
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.tally import Tally
 from zdp_bench.records import Document, get, to_json
+from zdp_bench.registry import find_module
 from zdp_bench.training.build import count_real
 from zdp_bench.training.checkpoint import state_digest
-from zdp_bench.training.plan import rounds_of, steps_of
 from zdp_bench.training.run import epsilon_of, privacy_report, released_report
 from zdp_bench.training.setup import ModelSetup
 
@@ -249,9 +249,10 @@ def _check_federation(record: Document, setup: ModelSetup) -> Iterator[Check]:
     """
     privacy, config = record["privacy"], setup.config
     nodes = privacy["nodes"]
-    plan = rounds_of(config, [node["sampling"]["records"] for node in nodes])
+    federation = find_module("runner", "federated")
+    plan = federation.rounds_of(config, [node["sampling"]["records"] for node in nodes])
     # Cached, because nodes of the same size have the same setup.
-    setup_of = cache(lambda size: setup.with_plan(steps_of(config, size, plan.steps)))
+    setup_of = cache(lambda size: setup.with_plan(federation.steps_of(config, size, plan.steps)))
     for node in nodes:
         with torch.device("meta"):
             node_setup = setup_of(node["sampling"]["records"])
