@@ -184,7 +184,8 @@ def test_a_row_that_cannot_be_tested_says_so(metric: str, tmp_path: Path) -> Non
         turned = truth if run["metrics"][metric] else 1 - truth
         records.write_scores(folder / "scores.csv", truth, turned.astype(float))
     assert compare_pairs(metric, rows, tmp_path)[-1] == (
-        "a against b: cannot be tested, for the values differ and have no variance (seeds 1, 2). "
+        "a against b: cannot be tested, because the values differ but have no "
+        "variance (seeds 1, 2). "
         "Use more seeds or test examples."
     )
     assert show_p(math.nan) == "= NaN (no variance)"

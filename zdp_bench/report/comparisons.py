@@ -1,9 +1,10 @@
 """Sentences below a table: which of its rows differ by more than chance.
 
 Every pair of rows that ran on the same data is compared. ROC-AUCs are compared by DeLong's test on
-the same test examples, seed by seed; of all seeds the largest p counts, so that no lucky seed makes
-a difference. Other metrics are compared over seeds by Student's t-test. Both are held to
-Bonferroni's threshold. These are the tests of Ziller et al. 2021 (deepee, Statistical methods).
+the same test examples, one seed at a time. The largest p of all seeds is reported, so that one
+lucky seed does not make a difference significant. Other metrics are compared over seeds by
+Student's t-test. Both use Bonferroni's threshold. These are the tests of Ziller et al. 2021
+(deepee, Statistical methods).
 scipy and scikit-learn have no DeLong test; ours is checked against the worked example that the
 SAS/STAT manual prints for the data of DeLong, DeLong & Clarke-Pearson 1988.
 """
@@ -30,15 +31,15 @@ from zdp_bench.records import Record
 special = LazyModule("scipy.special")
 stats = LazyModule("scipy.stats")
 
-LARGEST = 4  # rows; ten activations would make 45 pairs
+MAX_ROWS = 4  # ten activations would make 45 pairs
 
 
 def compare_pairs(metric: str, rows: Mapping[str, Sequence[Record]], results: Path) -> list[str]:
-    """Return the range of every row with several seeds, then the comparison of every pair.
+    """Return sentences: the range of each row with several seeds, then each pair's comparison.
 
-    There are no sentences for more than four rows, or one.
+    The list is empty for one row, and for more than four.
     """
-    if not 2 <= len(rows) <= LARGEST:
+    if not 2 <= len(rows) <= MAX_ROWS:
         return []
     sentences = []
     for label, runs in rows.items():
@@ -61,18 +62,19 @@ def compare_pairs(metric: str, rows: Mapping[str, Sequence[Record]], results: Pa
             )
         elif result.seeds:
             sentences.append(
-                f"{first} against {second}: cannot be tested, for the values differ and have no "
-                f"variance (seeds {seeds}). Use more seeds or test examples."
+                f"{first} against {second}: cannot be tested, because the values differ but have "
+                f"no variance (seeds {seeds}). Use more seeds or test examples."
             )
     return sentences
 
 
 class Compared(NamedTuple):
-    """Two rows of a table, held against each other by a test.
+    """The comparison of two rows of a table by a statistical test.
 
     Attributes:
-        p: NaN where nothing can be tested, or what differs has no variance.
-        seeds: those compared; empty where nothing can be tested.
+        test: name of the test.
+        p: two-sided p. NaN if nothing can be tested, or if the values differ without a variance.
+        seeds: the seeds that were compared. Empty if nothing can be tested.
     """
 
     test: str
@@ -96,7 +98,7 @@ def compare_rows(
 
 
 def _compare_curves(first: Sequence[Record], second: Sequence[Record], results: Path) -> Compared:
-    """Compare ROC-AUCs on the same test examples, seed by seed; the largest p counts."""
+    """Compare ROC-AUCs on the same test examples, one seed at a time; keep the largest p."""
     p_of_seed = {}
     for run, other_run in product(first, second):
         if run.seed != other_run.seed or run.data.test != other_run.data.test:
@@ -105,7 +107,7 @@ def _compare_curves(first: Sequence[Record], second: Sequence[Record], results: 
         if scores is None or other_scores is None:
             continue
         truth, other_truth = scores[0], other_scores[0]
-        # A ROC-AUC of less than two examples of a class has no variance to compare.
+        # With fewer than two examples of a class, a ROC-AUC has no variance.
         has_variance = 2 <= truth.sum() <= len(truth) - 2
         if has_variance and (truth == other_truth).all():
             p_of_seed[run.seed] = delong(truth, scores[1], other_scores[1]).p
@@ -116,16 +118,16 @@ def _compare_curves(first: Sequence[Record], second: Sequence[Record], results: 
 
 
 def _read_scores(run: Record, results: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the true class and the score of each test example; None if they were not kept."""
+    """Return the true class and the score of each test example; None if the run saved none."""
     path = records.folder(results, run.recipe, run.run) / "scores.csv"
     return _read_once(path) if path.is_file() else None
 
 
-_read_once = cache(records.read_scores)  # a run stands in many pairs
+_read_once = cache(records.read_scores)  # a run is in many pairs
 
 
 def show_p(p: float) -> str:
-    """'= 0.0123', '< 0.001'; '= NaN (no variance)' of what cannot be tested."""
+    """Return p as '= 0.0123' or '< 0.001', and NaN as '= NaN (no variance)'."""
     if math.isnan(p):
         return "= NaN (no variance)"
     return "< 0.001" if p < 0.001 else f"= {p:.3g}"
@@ -135,25 +137,36 @@ SIGNIFICANT = 0.05
 
 
 class DeLong(NamedTuple):
-    """Two correlated ROC curves: areas, standard errors of each and of their difference, z, p."""
+    """The result of DeLong's test on two ROC curves of the same examples.
+
+    Attributes:
+        areas: area under each curve.
+        errors: standard error of each area.
+        error: standard error of the difference of the areas.
+        z: the difference divided by its standard error.
+        p: two-sided p.
+    """
 
     areas: tuple[float, float]
     errors: tuple[float, float]
     error: float
     z: float
-    p: float  # two-sided
+    p: float
 
 
 def delong(truth: np.ndarray, first: np.ndarray, second: np.ndarray) -> DeLong:
-    """Compare the areas under two ROC curves of the SAME examples.
+    """Compare the areas under two ROC curves of the same examples.
 
-    DeLong, DeLong & Clarke-Pearson 1988, by midranks (Sun & Xu 2014), so in O(n log n). z = 0 and
-    p = 1 for two curves that differ nowhere, and where the difference has no variance because both
-    separate perfectly. z and p are NaN for areas that differ without a variance.
+    The test of DeLong, DeLong & Clarke-Pearson 1988, computed from midranks in O(n log n) (Sun & Xu
+    2014). If the difference has no variance, z = 0 and p = 1 for equal areas, and both are NaN for
+    others.
 
     Args:
-        truth: 0 or 1 [n].
+        truth: class of each example, 0 or 1, [n].
         first, second: scores [n], higher for class 1.
+
+    Raises:
+        UserError: A class has fewer than two examples, or an example has no score.
     """
     truth = np.asarray(truth).astype(bool)
     ill, well = int(truth.sum()), int((~truth).sum())
@@ -179,7 +192,12 @@ def delong(truth: np.ndarray, first: np.ndarray, second: np.ndarray) -> DeLong:
 
 
 def _placements(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the share of class 0 below each of class 1, and of class 1 above each of class 0."""
+    """Return how examples of the classes are ordered by their scores.
+
+    Returns:
+        for each example of class 1, the fraction of class 0 with a lower score; for each example of
+        class 0, the fraction of class 1 with a higher score. Equal scores count one half.
+    """
     ill, well = scores[truth], scores[~truth]
     ranks = _midranks(scores)
     below = (ranks[truth] - _midranks(ill)) / len(well)
@@ -188,35 +206,40 @@ def _placements(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _midranks(scores: np.ndarray) -> np.ndarray:
-    """Return the rank of each score from 1; equal ones share the mean of theirs."""
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    """Return the rank of each score, from 1. Equal scores get the mean of their ranks."""
+    _, group, counts = np.unique(scores, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[place]
+    return (last - (counts - 1) / 2)[group]
 
 
 def students_t(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return Student's two-sided p, variances taken as equal.
+    """Return the two-sided p of Student's t-test, which assumes equal variances.
 
-    NaN below two values on a side, and for values that differ without a variance.
+    It is NaN if a side has fewer than two values, and if the values differ without a variance.
     """
     if min(len(first), len(second)) < 2:
         return math.nan
     if len(set(first)) == 1 == len(set(second)):  # no spread: scipy would divide by zero
         return 1.0 if first[0] == second[0] else math.nan
-    p: float = remember(_p_of_independent, list(first), list(second))  # scipy takes a second
+    # Remembered, because importing scipy takes a second.
+    p: float = remember(_p_of_independent, list(first), list(second))
     return p
 
 
 def _p_of_independent(first: Sequence[float], second: Sequence[float]) -> float:
-    # scipy warns of nearly equal values
+    # scipy warns if values are nearly equal
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         return float(stats.ttest_ind(first, second).pvalue)
 
 
 class Paired(NamedTuple):
-    """A paired t-test: the mean difference, its 95 % confidence interval, and the two-sided p.
+    """The result of a paired t-test.
 
-    All but the mean are NaN for differences without a variance.
+    Attributes:
+        mean: mean difference.
+        low, high: 95 % confidence interval of the mean difference.
+        p: two-sided p. Like the interval, it is NaN if equal differences other than 0 have no
+            variance.
     """
 
     mean: float
@@ -226,7 +249,11 @@ class Paired(NamedTuple):
 
 
 def paired_t(first: Sequence[float], second: Sequence[float]) -> Paired | None:
-    """Compare two rows of the same seeds, in one order: first − second. None for fewer than two."""
+    """Return the paired t-test of first − second; None for fewer than two values.
+
+    Args:
+        first, second: one value per seed, in the same order of seeds.
+    """
     differences = [a - b for a, b in zip(first, second, strict=True)]
     if len(differences) < 2:
         return None
@@ -240,7 +267,7 @@ def paired_t(first: Sequence[float], second: Sequence[float]) -> Paired | None:
 
 
 def _interval_and_p(differences: Sequence[float]) -> tuple[float, float, float]:
-    """Return a 95 % confidence interval of the mean, and the two-sided p of a mean of 0."""
+    """Return the 95 % confidence interval of the mean, and the two-sided p for a mean of 0."""
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         test = stats.ttest_1samp(differences, 0.0)
         interval = test.confidence_interval()
@@ -248,5 +275,5 @@ def _interval_and_p(differences: Sequence[float]) -> tuple[float, float, float]:
 
 
 def bonferroni(comparisons: int) -> float:
-    """Return the threshold of p in a family: 0.0167 for three, which the paper prints as 0.016."""
+    """Return Bonferroni's threshold: 0.0167 for three comparisons (the paper prints 0.016)."""
     return SIGNIFICANT / max(1, comparisons)

@@ -1,6 +1,7 @@
-"""`zdp-bench results`: the records as a table, filtered, sorted, grouped.
+"""`zdp-bench results`: a table of the records, which can be filtered, sorted and grouped.
 
-A column is one of `records.COLUMNS`, a metric, or a key of a run's configuration: `optimizer.lr`.
+A column is one of `records.COLUMNS`, a metric, or a key of the configuration, such as
+`optimizer.lr`.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Record
 from zdp_bench.report.sheet import Sheet
 
-DIFFERS = "differs"  # a column: the values of what differs between the runs of one recipe
+DIFFERS = "differs"  # a column: the settings in which the runs of one recipe differ
 TIME = "started_utc"
 DEFAULT = ("recipe", DIFFERS, "seed", "metric", "value", "epsilon_tight", TIME, "run")
-LABELS = ("name", "tags")  # shown where a run has them
+LABELS = ("name", "tags")  # columns that are shown if a run has them
 IMPORTANT = (*LABELS, "recipe", DIFFERS, "value", "epsilon_tight", "seed", "run", TIME)
-# What the ε of a column protects, by another column.
+# For a column of ε, the column that states the unit it protects. Default: `epsilon_of`.
 UNITS = {"epsilon_patient": "privacy_unit"}
 DIGESTS = ("run", "experiment", "data_digest", "ledger_digest", "commit")
-# recorded keys that change no result
+# Beginnings of recorded keys that do not affect results
 NO_RESULT = ("claims.", "trainer.micro_batch", "privacy.total_budget")
 
 
 def read_frame(runs: Sequence[Record]) -> tuple[pd.DataFrame, list[str]]:
-    """Return one row a record, and which columns are keys of the configuration."""
+    """Return a frame with one row per record, and which columns are keys of the configuration."""
     frame = records.frame(list(runs))
     known = set(frame.columns)
     keys: set[str] = set()
-    metrics: dict[str, None] = {}  # each once, in order
+    metrics: dict[str, None] = {}  # names without repetition, in order
     cells = []
     for run in runs:
         settings = flatten(run.config)
@@ -45,13 +46,13 @@ def read_frame(runs: Sequence[Record]) -> tuple[pd.DataFrame, list[str]]:
         metrics |= dict.fromkeys(run.metrics)
         cells.append({**settings, **run.metrics})
     keys -= known
-    more = [*sorted(keys), *(name for name in metrics if name not in known)]
-    rows = [[row.get(column) for column in more] for row in cells]
-    return frame.join(pd.DataFrame(rows, columns=more, dtype=object)), sorted(keys)
+    added = [*sorted(keys), *(name for name in metrics if name not in known)]
+    rows = [[row.get(column) for column in added] for row in cells]
+    return frame.join(pd.DataFrame(rows, columns=added, dtype=object)), sorted(keys)
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a nested configuration by dotted key; a list becomes its JSON text."""
+    """Return a nested configuration as a flat one with dotted keys; lists become JSON text."""
     flat = records.flatten(config)
     for key, value in flat.items():
         if isinstance(value, list):
@@ -60,7 +61,14 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keep(frame: pd.DataFrame, filters: Sequence[str]) -> pd.DataFrame:
-    """Return the rows that pass every filter, `column=value` or `column=value,value`."""
+    """Return the rows that pass every filter.
+
+    Args:
+        filters: `column=value` or `column=value,value`.
+
+    Raises:
+        UserError: A filter has no "=", names no column, or no row passes it.
+    """
     for condition in filters:
         column, equals, value = condition.partition("=")
         if not equals:
@@ -68,7 +76,7 @@ def keep(frame: pd.DataFrame, filters: Sequence[str]) -> pd.DataFrame:
                 f"'{condition}' is not a filter: write column=value, such as recipe=phasemnist."
             )
         cells = frame[find(column, frame)]
-        words = re.split(r",(?![^\[]*\])", value)  # a comma within [4,2] stays
+        words = re.split(r",(?![^\[]*\])", value)  # not at the comma of [4,2]
         passing = frame[[_passes(column, cell, words) for cell in cells]]
         if passing.empty:
             values = {cell(column, value) or "null" for value in cells}
@@ -81,14 +89,14 @@ def keep(frame: pd.DataFrame, filters: Sequence[str]) -> pd.DataFrame:
 
 
 def find(column: str, frame: pd.DataFrame, what: str = "column") -> str:
-    """Return the name of a column."""
+    """Return `column` if the frame has it; otherwise raise an error that suggests another."""
     if column not in frame.columns:
         raise unknown(what, column, frame.columns)
     return column
 
 
 def tell_differences(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """Return each run's values of what differs within its recipe: 'dp_sgd, lr 0.1'."""
+    """Return each run's values of the settings that differ within its recipe: 'dp_sgd, lr 0.1'."""
     columns = {key: frame[key].tolist() for key in ("variant", "provenance", *keys)}
     rows_of_recipe: dict[str, list[int]] = {}
     for row, recipe in enumerate(frame["recipe"]):
@@ -104,34 +112,37 @@ def tell_differences(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
 
 
 def _as_word(value: Any) -> str:
-    """Return a value as a word; null, NaN, false and 0 are the same."""
-    is_set = value and value == value
+    """Return a value as text; null, NaN, false and 0 are all empty."""
+    is_set = value and value == value  # NaN differs from itself
     return str(value) if is_set else ""
 
 
 def _differing(words: dict[str, list[str]]) -> list[str]:
-    """Return the keys whose values differ; null, false, 0 and missing are the same, as words.
+    """Return the keys whose values differ.
 
-    Where the name of a plug-in differs, its options count only if they differ under one name.
+    If a plug-in's name differs, its options are left out unless they differ under the same name.
+
+    Args:
+        words: values of each key as texts, which `_as_word` returns.
     """
     differing = [key for key, cells in words.items() if len({*cells}) > 1]
 
-    def is_settled(key: str) -> bool:
+    def follows_from_name(key: str) -> bool:
         name = f"{key.partition('.')[0]}.name"
         if key == name or name not in differing:
             return False
         pairs = {*zip(words[name], words[key], strict=True)}
         return len(pairs) == len({*words[name]})
 
-    return [key for key in differing if not is_settled(key)]
+    return [key for key in differing if not follows_from_name(key)]
 
 
-SELF_EXPLAINING = ("name", "variant", "provenance")  # keys whose values say what they are of
+SELF_EXPLAINING = ("name", "variant", "provenance")  # keys whose values need no label
 
 
 def _join_values(values: dict[str, Any]) -> str:
-    """Return values with the last part of their keys: 'dp_sgd, lr 0.1'."""
-    parts: dict[str, None] = {}  # each once
+    """Return values, labelled with the last part of their keys: 'dp_sgd, lr 0.1'."""
+    parts: dict[str, None] = {}  # without repetition, in order
     for key, value in values.items():
         shown = cell(key, value)
         last = key.rpartition(".")[2]
@@ -150,12 +161,21 @@ def sheet(
     descending: bool = False,
     most: int | None = None,
 ) -> Sheet:
-    """Return the records that pass every filter, the newest first, or one line a group of them.
+    """Return a sheet of the records that pass every filter, the newest first, or of groups of them.
 
     Args:
-        columns: comma-separated; with `by`, what is averaged (default: `value`).
-        by: columns whose values make a group, comma-separated.
-        most: the lines to show; CSV and JSON have all columns' numbers of these.
+        results: the results folder.
+        filters: see `keep`.
+        columns: columns to show, separated by commas. With `by`, columns to average; default:
+            `value`.
+        sort: column to sort by.
+        by: columns, separated by commas. Records with equal values in them form a group, which has
+            one line.
+        descending: whether to sort from the largest value.
+        most: maximum number of lines.
+
+    Raises:
+        UserError: A column is unknown, no record passes a filter, or the ε of a group have no mean.
     """
     frame, keys = read_frame(records.read_all(results))
     if len(frame):
@@ -166,7 +186,8 @@ def sheet(
     else:
         names = ["value"] if by else _default_columns(frame)
     shown = [find(name, frame) for name in names]
-    title, notes = _count(len(frame), "record"), _unfinished(results, filters)
+    title = _count(len(frame), "record")
+    notes = _unfinished(results, filters)
     if by:
         frame = _group(frame, [find(name, frame) for name in by.split(",")], shown)
         title = f"{_count(len(frame), 'group')} of {title}"
@@ -186,14 +207,14 @@ def sheet(
 
 
 def _default_columns(frame: pd.DataFrame) -> list[str]:
-    """Return the columns that are shown unless others are named."""
+    """Return the columns to show if the user names none."""
     labels = [name for name in LABELS if frame[name].notna().any()]
     return [DEFAULT[0], *labels, *DEFAULT[1:]]
 
 
 def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFrame:
-    """Return n, and mean and deviation of each measure, for each set of equal values of `by`."""
-    if "value" in measures and "metric" not in by:  # values of different metrics have no mean
+    """Return one row per group: its size n, and mean and standard deviation of each measure."""
+    if "value" in measures and "metric" not in by:  # a mean over different metrics has no meaning
         by = [*by, "metric"]
     measures = [name for name in measures if name not in by]
     frame = frame.assign(**{name: pd.to_numeric(frame[name], errors="coerce") for name in measures})
@@ -209,7 +230,7 @@ def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFr
 
 
 def _require_comparable(name: str, groups: Any) -> None:
-    """Reject a mean of ε that protect different units, or hold at different δ."""
+    """Reject a mean of ε that protect different units or hold at different δ."""
     for column in (UNITS.get(name, "epsilon_of"), "delta"):
         for _, runs in groups:
             values = [str(value) for value in runs[column].unique()]
@@ -221,8 +242,8 @@ def _require_comparable(name: str, groups: Any) -> None:
 
 
 def _unfinished(results: Path, filters: Sequence[str]) -> list[str]:
-    """Return a sentence that names the runs without a record, of the recipes asked for."""
-    recipes: list[str] = []  # empty: all
+    """Return a sentence that names the unfinished runs of the filtered recipes, if any."""
+    recipes: list[str] = []  # if empty, all recipes
     for condition in filters:
         column, _, value = condition.partition("=")
         if column == "recipe":
@@ -241,13 +262,13 @@ def _unfinished(results: Path, filters: Sequence[str]) -> list[str]:
 
 
 def _passes(column: str, cell: Any, words: Sequence[str]) -> bool:
-    """True if a cell, or one of a run's tags, is one of the words that the user typed."""
+    """Return True if a cell, or one of a run's tags, matches one of the user's words."""
     cells = cell.split(", ") if column == "tags" and isinstance(cell, str) else [cell]
     return any(_equals(value, word) for value, word in product(cells, words))
 
 
 def _equals(cell: Any, word: str) -> bool:
-    """True if a cell is what the user typed: `1e-5` is 0.00001, `null` nothing, `*` any text."""
+    """Return True if a cell matches a word: `1e-5` is 0.00001, `null` is empty, `*` is any text."""
     if "*" in word and isinstance(cell, str):
         pattern = ".*".join(map(re.escape, word.split("*")))
         return re.fullmatch(pattern, cell, flags=re.IGNORECASE | re.DOTALL) is not None
@@ -260,7 +281,7 @@ def _equals(cell: Any, word: str) -> bool:
 
 
 def _sortable(column: pd.Series) -> pd.Series:
-    """Return a column that can be sorted: as it is if it is of numbers, else as text."""
+    """Return a column as numbers if all its values are numbers, otherwise as text, for sorting."""
     numbers = pd.to_numeric(column, errors="coerce")
     if (numbers.isna() & column.notna()).any():
         return column.astype(str).where(column.notna())
@@ -272,7 +293,7 @@ def _count(number: int, what: str) -> str:
 
 
 def cell(column: str, value: Any) -> str:
-    """Return a value as it is shown; a digest is cut to eight digits."""
+    """Return the text of a value in a column; digests are shortened to eight digits."""
     if value is None or value != value:
         return ""
     if column in DIGESTS:
