@@ -18,7 +18,7 @@ from hydra.core.config_store import ConfigStore
 from tests.drivers import start
 from tests.test_cli import run as command
 from zdp_bench import cli, registry
-from zdp_bench.cli.commands.new import KINDS, write_start
+from zdp_bench.cli.commands.new import KINDS, write_template
 from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.config import configured
 from zdp_bench.errors import UserError
@@ -37,7 +37,8 @@ def test_the_recipe_validates_and_is_private(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_template_names_commands_that_exist(kind: str, tmp_path: Path) -> None:
-    text = "".join(path.read_text(encoding="utf-8") for path in write_start(kind, "mine", tmp_path))
+    paths = write_template(kind, "mine", tmp_path)
+    text = "".join(path.read_text(encoding="utf-8") for path in paths)
     for words in re.findall(r"^#? {3,}zdp-bench (.*?)(?:  .*)?$", text, flags=re.MULTILINE):
         parse_arguments(words.split())
 
@@ -67,7 +68,7 @@ TINY_RUN = ["run", "recipe=quickstart", "trainer.epochs=1", "model.hidden=[4]"]
 
 
 def test_the_dataset_trains_as_it_is(tmp_path: Path, plug_in: Callable[..., Any]) -> None:
-    files = write_start("dataset", "mine", tmp_path)
+    files = write_template("dataset", "mine", tmp_path)
     assert [path.name for path in files] == ["pyproject.toml", "zdp_mine.py"]
     assert all("NAME" not in path.read_text() for path in files)
     install(tmp_path / "site", files[1].read_text())
@@ -78,7 +79,7 @@ def test_the_dataset_trains_as_it_is(tmp_path: Path, plug_in: Callable[..., Any]
 def test_the_algorithm_trains_as_it_is_and_a_change_of_it_is_another_run(
     tmp_path: Path, plug_in: Callable[..., Any]
 ) -> None:
-    _, module = write_start("algorithm", "mine", tmp_path)
+    _, module = write_template("algorithm", "mine", tmp_path)
     source = install(tmp_path / "site", module.read_text())
     words = [*TINY_RUN, "algorithm=mine"]
     words += ["algorithm.noise_multiplier=1.5", "algorithm.max_grad_norm=1"]
@@ -125,9 +126,9 @@ def install(site: Path, source: str) -> Path:
 def test_names_that_cannot_be_are_refused(tmp_path: Path) -> None:
     for kind, taken in zip(KINDS, ("quickstart", "mnist", "dp_sgd"), strict=True):
         with pytest.raises(UserError, match=f"there is a {kind} '{taken}' already"):
-            write_start(kind, taken, tmp_path)
+            write_template(kind, taken, tmp_path)
     with pytest.raises(UserError, match="cannot be a name"):
-        write_start("recipe", "my-recipe", tmp_path)
-    write_start("recipe", "mine", tmp_path)
+        write_template("recipe", "my-recipe", tmp_path)
+    write_template("recipe", "mine", tmp_path)
     with pytest.raises(UserError, match="exists already"):
-        write_start("recipe", "mine", tmp_path)
+        write_template("recipe", "mine", tmp_path)

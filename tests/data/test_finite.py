@@ -96,7 +96,7 @@ def test_a_set_that_is_all_nan_is_told_before_a_run(
     assert re.fullmatch(
         r"(\w+): 7 train examples, 7 not finite\n\1: 3 test examples, 0 not finite\n", out
     )
-    assert "7 of 7 train examples are not finite, of which number 0" in err
+    assert "7 of 7 train examples are not finite, the first of which is number 0" in err
     assert len(err.splitlines()) == 1
 
 

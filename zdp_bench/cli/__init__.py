@@ -1,9 +1,13 @@
 """The command line, `zdp-bench`.
 
-Exit codes: 0; 2 after a user's mistake (one sentence) or a failed job of a sweep; 1 after an audit
-with an unexpected verdict or a failed check of `verify`; 75 or 130 after a run that SIGTERM or
-ctrl-C stopped, its state saved.
-Nothing heavy is imported before a command needs it.
+Exit codes:
+    0   success
+    1   an audit with an unexpected verdict, or a failed check of `verify`
+    2   invalid input, explained in one sentence, or a failed job of a sweep
+    75  a run that SIGTERM stopped, after it saved its state
+    130 a run that Ctrl-C stopped, after it saved its state
+
+No slow import happens before a command needs it.
 """
 
 from __future__ import annotations
@@ -24,31 +28,37 @@ from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.errors import UserError, show_warnings
 from zdp_bench.training.interrupts import Stopped, explain, stop_on_sigterm
 
-CONTINUES = ("run", "search", "reproduce")  # verbs that save what they have done
-# Verbs that read records or configurations, print, and end.
-READS = ("validate", "list", "results", "table", "report", "budget", "compare", "coverage")
+RESUMABLE = ("run", "search", "reproduce")  # verbs that continue when they are given again
+# Verbs that only read records or configurations, and print.
+READ_ONLY = ("validate", "list", "results", "table", "report", "budget", "compare", "coverage")
 
 
 def main(words: Sequence[str] | None = None) -> NoReturn:
-    """Carry out one command line, `sys.argv` by default, and exit."""
-    # The number of a closed stream would go to the next file opened, and prints into that file.
+    """Run one command line and exit.
+
+    Args:
+        words: the command line without the program's name. Default: `sys.argv[1:]`, after which
+            the process ends.
+    """
+    # A closed standard stream frees its file descriptor. The next file that is opened would get it,
+    # and everything printed would go into that file.
     sys.stdout, sys.stderr = (
         stream or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         for stream in (sys.stdout, sys.stderr)
     )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # characters that its encoding lacks
+            stream.reconfigure(errors="replace")  # some encodings lack ε
     try:
-        code = _carry_out(list(sys.argv[1:] if words is None else words))
+        code = _run_command(list(sys.argv[1:] if words is None else words))
         code = _flush_output(code)
-    except BrokenPipeError:  # a reader that has left, such as `head`, has read enough
+    except BrokenPipeError:  # the reader, such as `head`, has read enough
         _discard_output()
         code = 0
     finally:
-        if words is not None:  # the caller's process goes on
+        if words is not None:  # the calling process continues
             gc.enable()
-    if words is None:  # a process that only ends has nothing to interrupt
+    if words is None:  # the process only has to end, which Ctrl-C must not interrupt
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "WORLD_SIZE" in os.environ:
         from zdp_bench.training.distributed import leave
@@ -58,57 +68,59 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
 
 
 def _flush_output(code: int) -> int:
-    """Write what is still to be printed; return the exit code, which is 2 if that fails."""
+    """Flush standard output. Return `code`, or 2 if that fails after a success."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
         _discard_output()
-        if not code:  # else the reason has been printed
-            _say(str(explain(error) or error))
+        if not code:  # otherwise, an error has been printed already
+            _print_message(str(explain(error) or error))
         return code or 2
     return code
 
 
 def _discard_output() -> None:
-    """Have what is still to be printed go nowhere, so that Python's exit does not try again."""
+    """Discard buffered output, which Python would otherwise try to write again when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _carry_out(words: list[str]) -> int:
-    """Run the command and return its exit code; print what went wrong."""
+def _run_command(words: list[str]) -> int:
+    """Run a command and return its exit code. Print its error, if any."""
     if not _has_working_folder():
-        _say("the working folder no longer exists; change to another one.")
+        _print_message("the working folder no longer exists; change to another one.")
         return 2
     options = parse_arguments(words)
     show_warnings()
-    if options.verb in READS:
-        gc.disable()  # it takes a fifth of the time, and the process ends before memory runs short
-    continues = options.verb in CONTINUES and not getattr(options, "plan", False)
+    if options.verb in READ_ONLY:
+        gc.disable()  # a fifth of the time, and the process ends before memory runs short
+    is_resumable = options.verb in RESUMABLE and not getattr(options, "plan", False)
     overrides = getattr(options, "overrides", [])
-    if hasattr(options, "overrides") and sys.stderr.isatty():  # libraries take seconds to load
-        _say(" ".join([options.verb, *overrides, "..."]))
+    # Show at once that the command was understood: its libraries take seconds to load.
+    if hasattr(options, "overrides") and sys.stderr.isatty():
+        _print_message(" ".join([options.verb, *overrides, "..."]))
     try:
         with stop_on_sigterm():
             return COMMANDS[options.verb].run(options)
     except UserError as error:
-        _say(hide_environment(f"{error}{_stand_in(str(error), words)}", overrides))
+        sentence = f"{error}{_suggest_command(str(error), words)}"
+        _print_message(hide_environment(sentence, overrides))
         return 2
     except Stopped as stop:
-        more = "; everything is saved, and the same command continues from here"
-        _say(f"{stop}{more if continues else ''}.")
+        advice = "; everything is saved, and the same command continues from here"
+        _print_message(f"{stop}{advice if is_resumable else ''}.")
         return stop.exit_code
     except KeyboardInterrupt:
-        more = "; the same command continues from the last checkpoint"
-        _say(f"interrupted{more if continues else ''}.")
+        advice = "; the same command continues from the last checkpoint"
+        _print_message(f"interrupted{advice if is_resumable else ''}.")
         return 130
     except BrokenPipeError:
         raise
     except (ImportError, MemoryError, RuntimeError, OSError) as error:
         if (explained := explain(error)) is None:
             raise
-        _say(hide_environment(str(explained), overrides))
+        _print_message(hide_environment(str(explained), overrides))
         return 2
 
 
@@ -120,14 +132,14 @@ def _has_working_folder() -> bool:
     return True
 
 
-def _stand_in(sentence: str, words: list[str]) -> str:
-    """Return the whole command for an error that suggests another data set, or ''."""
-    found = re.search(r"\buse (dataset=\w+)[^;]*\.$", sentence)
-    if not found or words[:1] != ["run"]:
+def _suggest_command(error: str, words: list[str]) -> str:
+    """Return the complete command with the data set that an error suggests; '' if it has none."""
+    suggestion = re.search(r"\buse (dataset=\w+)[^;]*\.$", error)
+    if not suggestion or words[:1] != ["run"]:
         return ""
-    kept = [word for word in words if not word.startswith(("dataset=", "paths.data="))]
-    return f" For example: zdp-bench {shlex.join([*kept, found[1]])}"
+    other_words = [word for word in words if not word.startswith(("dataset=", "paths.data="))]
+    return f" For example: zdp-bench {shlex.join([*other_words, suggestion[1]])}"
 
 
-def _say(sentence: str) -> None:
+def _print_message(sentence: str) -> None:
     print(f"zdp-bench: {sentence}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and the checks that belong to them."""
+"""Arguments that several commands share, and their checks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ if TYPE_CHECKING:
     from zdp_bench.report.sheet import Sheet
 
 RESULTS = Path("results")
-FORMS = ("md", "csv", "json")  # of `report/sheet.py`, which is not imported for --help
+FORMS = ("md", "csv", "json")  # those of `report.sheet`, which is too slow to import for --help
 
 
 def add_overrides(parser: argparse.ArgumentParser, text: str = "") -> None:
-    """Add the words that make up a run's configuration."""
+    """Add the overrides, such as recipe=NAME, that make up a run's configuration.
+
+    Args:
+        parser: parser of the command.
+        text: help text. Default: that of a command that runs a recipe.
+    """
     parser.add_argument(
         "overrides",
         nargs="*",
@@ -29,7 +34,7 @@ def add_overrides(parser: argparse.ArgumentParser, text: str = "") -> None:
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
-    """Add --results, the folder of the records; verbs that take keys have `paths.results=DIR`."""
+    """Add --results, the folder of the records. Verbs with overrides have `paths.results=DIR`."""
     parser.add_argument(
         "--results",
         type=Path,
@@ -40,26 +45,30 @@ def add_results(parser: argparse.ArgumentParser) -> None:
 
 
 def add_data_root(parser: argparse.ArgumentParser) -> None:
-    """Add --root; `data_root` reads it."""
+    """Add --root, which `data_root` reads."""
     parser.add_argument(
         "--root", type=Path, help="the data root (default: $ZDP_DATA or ~/.cache/zdp-bench)"
     )
 
 
 def add_format(parser: argparse.ArgumentParser, *others: str) -> None:
-    """Add --format: rich, or one of `others`; by default, any form that a table has."""
-    what = "JSON" if others == ("json",) else "text for other programs"
-    others = others or FORMS
+    """Add --format, which is "rich" by default.
+
+    Args:
+        parser: parser of the command.
+        others: the other formats. Default: all formats of a table.
+    """
+    alternative = "JSON" if others == ("json",) else "text for other programs"
     parser.add_argument(
         "--format",
-        choices=["rich", *others],
+        choices=["rich", *(others or FORMS)],
         default="rich",
-        help=f"a table, or {what} (default rich)",
+        help=f"a table, or {alternative} (default rich)",
     )
 
 
 def print_sheet(sheet: Sheet, form: str) -> None:
-    """Print a table in the --format: "rich", or one of `sheet.FORMS`."""
+    """Print a table in a --format: "rich", or one of `FORMS`."""
     from zdp_bench.report.console import console
 
     if form == "rich":
@@ -69,7 +78,7 @@ def print_sheet(sheet: Sheet, form: str) -> None:
 
 
 def data_root(options: argparse.Namespace) -> Path:
-    """Return the folder that --root or $ZDP_DATA names."""
+    """Return the data root: --root, else $ZDP_DATA, else a folder in the user's cache."""
     root = Path(options.root or os.environ.get("ZDP_DATA") or "~/.cache/zdp-bench").expanduser()
     if root.is_file():
         raise UserError(
@@ -79,7 +88,15 @@ def data_root(options: argparse.Namespace) -> Path:
 
 
 def require_records(folder: Path, runs: bool = True) -> None:
-    """Reject a results folder that is a file, was named but is absent, or has no run if `runs`."""
+    """Reject a results folder that cannot have records.
+
+    Args:
+        folder: the results folder. It may be absent if it is the default one.
+        runs: whether it must contain a run.
+
+    Raises:
+        UserError: the folder is a file, is absent although the user named it, or lacks runs.
+    """
     advice = "Set the results folder of your runs (--results DIR)."
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file, not a folder, so there are no records. {advice}")
@@ -93,12 +110,13 @@ def require_records(folder: Path, runs: bool = True) -> None:
 
 
 def hide_environment(text: str, overrides: Sequence[str]) -> str:
-    """Return a sentence without the values of environment variables that overrides name.
+    """Replace the values of environment variables that overrides refer to by their names.
 
-    `${oc.env:SECRET}` may be a password, and sentences end in logs.
+    `${oc.env:SECRET}` may be a password, and messages end up in logs.
     """
-    named = set(re.findall(r"\$\{\s*oc\.env:\s*['\"]?(\w+)", " ".join(overrides)))
-    for name in sorted(named, key=lambda name: -len(os.environ.get(name, ""))):
+    names = set(re.findall(r"\$\{\s*oc\.env:\s*['\"]?(\w+)", " ".join(overrides)))
+    # The longest value comes first, because a shorter one may be a part of it.
+    for name in sorted(names, key=lambda name: -len(os.environ.get(name, ""))):
         if value := os.environ.get(name):
             text = text.replace(value, f"${{oc.env:{name}}}")
     return text

@@ -25,16 +25,17 @@ examples:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser whose errors are one sentence."""
+    """An argument parser whose errors are one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        said = message.removeprefix("argument ")
-        more = "" if said.endswith(".") else f"; see `{self.prog} --help`."
-        print(f"zdp-bench: {said}{more}", file=sys.stderr)
+        sentence = message.removeprefix("argument ")
+        if not sentence.endswith("."):  # one of argparse's own
+            sentence = f"{sentence}; see `{self.prog} --help`."
+        print(f"zdp-bench: {sentence}", file=sys.stderr)
         raise SystemExit(2)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Reject a word that is not a choice, and name the nearest one."""
+        """Reject a word that is not a choice, and suggest the nearest one."""
         if action.choices is None or value in action.choices:
             return
         if action.dest == "verb" and value in ORDER:
@@ -62,7 +63,7 @@ def build_parser() -> Parser:
 
 
 def _list_verbs() -> list[str]:
-    """Return the lines that name every verb, in their groups."""
+    """Return the lines of the help that list all verbs by group."""
     width = max(map(len, COMMANDS))
     lines = []
     for group, heading in GROUPS.items():
@@ -72,51 +73,59 @@ def _list_verbs() -> list[str]:
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
-    """Return the command and its arguments; exit with code 2 after a sentence if one is wrong."""
+    """Return the command and its arguments.
+
+    Args:
+        words: the command line without the program's name.
+
+    Raises:
+        SystemExit: an argument is invalid, which is printed (code 2), or help was printed (0).
+    """
     parser = build_parser()
     if not words or words[0] == "help":
-        known = [word for word in words[1:2] if word in COMMANDS]
-        words = [*known, "--help"]
-    options, rest = parser.parse_known_args(words)
+        verbs = [word for word in words[1:2] if word in COMMANDS]
+        words = [*verbs, "--help"]
+    options, unparsed = parser.parse_known_args(words)
     verb = f"zdp-bench {options.verb}"
     pairs = getattr(options, "overrides", getattr(options, "filters", None))
     if hasattr(options, "results") and not hasattr(options, "overrides"):
         for word in words:
             if word.startswith("paths.results="):
                 parser.error(f"{word}: write --results {word.partition('=')[2]} for `{verb}`.")
-    for word in rest:
+    for word in unparsed:
         if word.startswith("-"):
-            own = Parser(add_help=False)
-            COMMANDS[options.verb].add_arguments(own)
-            allowed = [option for action in own._actions for option in action.option_strings]
+            command_parser = Parser(add_help=False)
+            COMMANDS[options.verb].add_arguments(command_parser)
+            actions = command_parser._actions
+            allowed = [option for action in actions for option in action.option_strings]
             name, _, value = word.partition("=")
             keys = list_keys() if hasattr(options, "overrides") else []
-            near = [key for key in keys if f".{key}".endswith(f".{name.lstrip('-')}")]
-            if near:
-                advice = f"write {near[0]}={value or '...'}: a key has no dashes."
+            same_name = [key for key in keys if f".{key}".endswith(f".{name.lstrip('-')}")]
+            if same_name:
+                advice = f"write {same_name[0]}={value or '...'}: a key has no dashes."
                 parser.error(f"`{verb}`: option '{name}' is not known; {advice}")
             parser.error(str(unknown(f"`{verb}`: option", name, [*allowed, "--help"])))
-        # `run` refuses other words itself, and `audit` takes my_script:function.
-        free = options.verb == "run" or (options.verb == "audit" and ":" in word)
-        if pairs is None or ("=" not in word and not free):
+        # `run` rejects such words itself, and `audit` takes my_script:function.
+        may_lack_equals = options.verb == "run" or (options.verb == "audit" and ":" in word)
+        if pairs is None or ("=" not in word and not may_lack_equals):
             parser.error(f"'{word}' is not known to `{verb}`; see `{verb} --help`.")
         pairs.append(word)
-    _refuse_twice(parser, pairs or ())
+    _require_distinct_keys(parser, pairs or ())
     return options
 
 
-def _refuse_twice(parser: Parser, pairs: Sequence[str]) -> None:
-    """Reject a key that is given two values: the last would silently win."""
-    given: dict[str, str] = {}
+def _require_distinct_keys(parser: Parser, pairs: Sequence[str]) -> None:
+    """Reject a key that is given twice, because its last value would silently win."""
+    pair_of: dict[str, str] = {}
     for pair in pairs:
         key, equals, _ = pair.lstrip("+").partition("=")
-        if equals and key in given:
-            parser.error(f"{key} is given twice: {given[key]} and {pair}; leave one out.")
-        given[key] = pair
+        if equals and key in pair_of:
+            parser.error(f"{key} is given twice: {pair_of[key]} and {pair}; leave one out.")
+        pair_of[key] = pair
 
 
 def list_keys() -> list[str]:
-    """Return every group and dotted key that our YAML names, for the nearest to a wrong word."""
+    """Return all groups and dotted keys in our YAML files, for suggestions."""
     from zdp_bench import assets
 
     folders = {path.name: path for path in assets.CONF.iterdir() if path.is_dir()}
@@ -125,8 +134,8 @@ def list_keys() -> list[str]:
     for group in folders.keys() - {"recipe", "launcher"}:
         for path in assets.group(folders[group]).values():
             options = assets.read_yaml(path)
-            own = {key: value for key, value in options.items() if key not in ("name", "card")}
-            keys += _dotted({group: own})
+            settable = {key: value for key, value in options.items() if key not in ("name", "card")}
+            keys += _dotted({group: settable})
     return [key for key in keys if not key.startswith(("hydra", "defaults"))]
 
 

@@ -1,1 +1,1 @@
-"""Commands built on many runs: sweeps, reproduce, validate, cost."""
+"""Many runs: sweeps, the reproduction of tables, validation, and predictions of time."""

@@ -1,7 +1,7 @@
 """Report on a recipe without training it: model, clipping, sampling, every ε, cost.
 
-Shapes come from the data or, without its files, from the release's counts, ε from the mechanism,
-time from steps on random numbers. Each ε is remembered (`privacy.memory`).
+Shapes come from the data or, without its files, from the published counts. ε comes from the
+mechanism, and time from steps on random examples. Each ε is cached (`privacy.memory`).
 """
 
 from __future__ import annotations
@@ -31,23 +31,30 @@ from zdp_bench.training.public_start import find_start
 from zdp_bench.training.setup import Setup, count_units, describe_data
 from zdp_bench.training.step import sum_shares
 
-SECONDS = 6.0  # of two trial steps of more than one example
-NOISE_SECONDS = 1e-9  # for one number of noise on a CPU core
+TRIAL_SECONDS = 6.0  # of both trial steps together
+NOISE_SECONDS = 1e-9  # to draw one number of noise on a CPU core
+# Tensors of each parameter's size that an optimizer keeps.
 MOMENTS = {"adam": 2, "adamw": 2, "nadam": 2, "rmsprop": 1, "adagrad": 1, "sgd": 0}
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of all steps of a run, without its evaluations."""
+    """The cost of all steps of a run, without its evaluations.
+
+    Attributes:
+        seconds: total time of the steps.
+        bytes: peak memory.
+        measured_on: the device, and its number of threads.
+    """
 
     seconds: float
-    bytes: int  # the peak
-    measured_on: str  # the device, and what was timed on it
+    bytes: int
+    measured_on: str
 
 
 @dataclass(frozen=True)
 class LayerUse:
-    """A layer with trainable parameters, and how an example's gradient of it is bounded."""
+    """A layer with trainable parameters, and how its per-example gradients are bounded."""
 
     name: str
     kind: str
@@ -57,7 +64,7 @@ class LayerUse:
 
 @dataclass(frozen=True)
 class Report:
-    """What is known of a recipe before it runs."""
+    """All that is known about a recipe before it runs."""
 
     recipe: str
     data: dict[str, Any]
@@ -70,7 +77,13 @@ class Report:
 
 
 def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
-    """Set a run up without its data, and report on it."""
+    """Set up a run without its data, and report on it.
+
+    Args:
+        config: configuration of the run.
+        trial: take trial steps to predict the cost. Default: True.
+        as_run: also load the weights to start from, and check the model. Default: False.
+    """
     check_claims(config.claims.table, config.claims.row)
     data = describe_data(config)
     nodes = config.federated.nodes or 1
@@ -120,9 +133,8 @@ def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
 
 
 def list_layers(setup: Setup) -> list[LayerUse]:
-    """Return every layer with trainable parameters of its own."""
+    """Return the layers that have trainable parameters, apart from those of their submodules."""
     config, mechanism = setup.config, setup.mechanism
-    private = mechanism.is_private
     engine = config.algorithm.options.get("gradients")
     bound = (
         f"C = {mechanism.blocks[0].bound:g} over all layers"
@@ -131,32 +143,36 @@ def list_layers(setup: Setup) -> list[LayerUse]:
     )
     if first := setup.algorithm.carried.get("bound"):
         bound = f"C over all layers, which adapts from {first:g} on"
-    found = []
+    layers = []
     for name, module in setup.model.named_modules():
-        own = [p for p in module.parameters(recurse=False) if p.requires_grad]
-        if not own:
+        parameters = [p for p in module.parameters(recurse=False) if p.requires_grad]
+        if not parameters:
             continue
-        if not private:
+        if not mechanism.is_private:
             rule = "not clipped"
         elif engine is None:
             rule = f"{config.algorithm.name}'s own; {bound}"
         elif engine == "reference":
             rule = f"torch.func, the whole model at once; {bound}"
-        elif (entered := rule_of(module)) is not None:
-            name_of_rule = entered.__name__.removeprefix("torch_").replace("_", " ")
-            rule = f"book-keeping, {name_of_rule}; {bound}"
+        elif (layer_rule := rule_of(module)) is not None:
+            rule_name = layer_rule.__name__.removeprefix("torch_").replace("_", " ")
+            rule = f"book-keeping, {rule_name}; {bound}"
         else:
             rule = f"torch.func for this layer alone; {bound}"
-        found.append(LayerUse(name or "(the model)", type(module).__name__, count_real(own), rule))
-    return found
+        kind = type(module).__name__
+        layers.append(LayerUse(name or "(the model)", kind, count_real(parameters), rule))
+    return layers
 
 
 def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
-    """Return every ε of the whole run, of an example and of a patient; a budget may end it."""
+    """Return every ε of all planned steps, per example and per owner.
+
+    With a budget, the run may end before it has taken all of them.
+    """
     config, plan, mechanism = setup.config, setup.plan, setup.mechanism
     delta, steps = config.privacy.delta, plan.steps
     by_patient = config.privacy.by_patient
-    together = 1 if by_patient else min(data.examples_per_patient, data.train)
+    max_together = 1 if by_patient else min(data.examples_per_patient, data.train)
     claim = claim_of(config, plan, setup.algorithm.noise_multiplier, steps)
     return {
         "noise_multiplier": setup.algorithm.noise_multiplier,
@@ -166,7 +182,7 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
         "claimed_by": config.accountant,
         "epsilon_tight": remember(tight_epsilon, mechanism, steps, delta),
         "epsilon_rdp": remember(rdp_epsilon, mechanism, steps, delta),
-        "epsilon_patient": remember(patient_epsilon, mechanism, together, steps, delta),
+        "epsilon_patient": remember(patient_epsilon, mechanism, max_together, steps, delta),
         "epsilon_part": remember(part_epsilon, mechanism, steps, delta) if by_patient else None,
         "unit": data.unit,
         "epsilon_of": data.unit if by_patient else "example",
@@ -175,41 +191,48 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
 
 
 def _claimed_epsilon(accountant: str, claim: Claim) -> float:
-    """Return the ε that an accountant claims; that of a plug-in is not remembered."""
+    """Return the ε that an accountant claims. It is not cached for a plug-in, which may change."""
     if not lookup("accountant", accountant).__module__.startswith("zdp_bench."):
         return claimed_epsilon(accountant, claim)
     return float(remember(claimed_epsilon, accountant, claim))
 
 
 def predict_cost(setup: Setup, data: DatasetInfo, steps: int) -> Cost:
-    """Estimate the cost of so many steps on the CPU, in a few seconds, without any data.
+    """Estimate the cost of steps on the CPU, in a few seconds and without any data.
 
-    Steps on random examples are timed, noise is counted. The bytes are those of weights, gradients,
-    moments and one micro-batch.
+    Steps on random examples are timed. The time of noise is estimated from its size, and memory
+    from the sizes of weights, gradients, the optimizer's state and one micro-batch.
+
+    Args:
+        setup: the run.
+        data: description of its data.
+        steps: number of steps of all nodes.
     """
     config, model, algorithm = setup.config, setup.model, setup.algorithm
     if config.threads:
         torch.set_num_threads(config.threads)
     parameters = count_real(trainable(model).values())
-    each = data.train / count_units(config, data)  # examples of a drawn patient, or 1
-    each = min(each, config.privacy.max_examples or each) * (config.trainer.augmentations or 1)
-    expected = max(1, round(setup.plan.sampling.expected_batch_size * each))
+    per_unit = data.train / count_units(config, data)  # examples per drawn owner, or 1
+    per_unit = min(per_unit, config.privacy.max_examples or per_unit)
+    per_unit *= config.trainer.augmentations or 1
+    batch_size = max(1, round(setup.plan.sampling.expected_batch_size * per_unit))
     fixed = config.trainer.micro_batch
-    at_once = min(fixed if isinstance(fixed, int) else MICRO_BATCH, MICRO_BATCH, expected)
-    loss, like, mechanism = setup.task.loss, setup.empty_batch(), algorithm.mechanism()
-    source = find_source(model, loss, like, None)
+    micro_batch = min(fixed if isinstance(fixed, int) else MICRO_BATCH, MICRO_BATCH, batch_size)
+    loss, empty_batch, mechanism = setup.task.loss, setup.empty_batch(), algorithm.mechanism()
+    source = find_source(model, loss, empty_batch, None)
 
     def take_step(examples: int) -> float:
         batches, began = [source.draw(examples)], time.perf_counter()
         sum_shares(algorithm, mechanism, batches, torch.device("cpu"))
         return time.perf_counter() - began
 
-    take_step(1)  # what a first pass builds, later ones reuse
-    size = max(1, min(at_once, int(SECONDS / 2 / take_step(1))))
-    take_step(size)
-    took = take_step(size) * expected / size
-    took += NOISE_SECONDS * parameters if mechanism.z else 0.0
-    held = 4 * parameters * (3 + MOMENTS.get(config.optimizer.name, 2))
-    held += PASSES * bytes_per_example(model, loss, like) * at_once
-    threads = f"CPU, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
-    return Cost(steps * took, held, threads)
+    take_step(1)  # not timed, because it builds what later steps reuse
+    trial_size = max(1, min(micro_batch, int(TRIAL_SECONDS / 2 / take_step(1))))
+    take_step(trial_size)  # not timed, for the same reason
+    seconds = take_step(trial_size) * batch_size / trial_size
+    seconds += NOISE_SECONDS * parameters if mechanism.z else 0.0
+    peak_bytes = 4 * parameters * (3 + MOMENTS.get(config.optimizer.name, 2))
+    peak_bytes += PASSES * bytes_per_example(model, loss, empty_batch) * micro_batch
+    num_threads = torch.get_num_threads()
+    device = f"CPU, {num_threads} thread{'s' if num_threads > 1 else ''}"
+    return Cost(steps * seconds, peak_bytes, device)

@@ -1,14 +1,14 @@
-"""Records of runs: JSON files, written once and atomically, from which all reports are made.
+"""Records of runs: JSON files, each written once and atomically, from which all reports are made.
 
     results/runs/<recipe>/<digest of configuration and data>/record.json
 
-Except for `environment` and `measured`, a record is a function of the configuration, the data and
-the seed, so two runs with the same seed write the same values. `records.csv` has one row per record
-and is updated after every run.
+Except for `environment` and `measured`, a record is a function of configuration, data and seed, so
+two runs with the same seed write the same values. `records.csv` has one row per record and is
+updated after each run.
 
-record          typed records, and how they are checked
-index           read all records of a folder
-files           write records, scores and `records.csv`
+record          typed records and their checks
+index           reads all records of a folder
+files           writes records, scores and `records.csv`
 json_numbers    ∞ and NaN in JSON
 """
 

@@ -71,10 +71,10 @@ COLUMNS: dict[str, str] = {
     "run": "run",
 }
 
-DELETED = ".deleted-"  # followed by a number, the end of the name of a deleted run's folder
+DELETED = ".deleted-"  # a deleted run's folder is renamed to end in this and a number
 LOCK = ".records.lock"
-MOST_CSV = 1 << 28  # bytes: half a million rows
-_FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
+MAX_CSV = 1 << 28  # bytes: half a million rows
+_FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")  # beginning of a cell that a spreadsheet computes
 
 
 def folder(results: Path, recipe: str, run: str) -> Path:
@@ -83,15 +83,15 @@ def folder(results: Path, recipe: str, run: str) -> Path:
 
 
 def is_deleted(home: Path) -> bool:
-    """Return True if a folder is that of a deleted run, which only records what the run spent."""
+    """Return True if a folder is that of a deleted run, and holds only what the run spent."""
     return DELETED in home.name
 
 
 def is_named(word: str, recipe: str, run: str) -> bool:
     """Return True if a word names a run.
 
-    It may be RECIPE, RECIPE/RUN or RUN, where RUN is the beginning of the run's digest, of at least
-    four digits if it stands alone.
+    The word may be RECIPE, RECIPE/RUN or RUN. RUN is the beginning of the run's digest, which must
+    have at least four digits if it stands alone.
     """
     return (
         word == recipe
@@ -127,7 +127,7 @@ def write_scores(path: Path, truth: np.ndarray, scores: np.ndarray) -> None:
 
 
 def read_scores(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """Read (truth [n], scores [n]); None if the run wrote none."""
+    """Return the classes [n] and scores [n] that `write_scores` wrote; None if there is no file."""
     if not path.is_file():
         return None
     table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
@@ -169,24 +169,24 @@ def flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def rebuild_csv(results: Path) -> Path:
     """Write `records.csv` from all records.
 
-    A lock keeps two processes from doing so at the same time, which could lose rows.
+    A lock prevents two processes from writing at the same time, which could lose rows.
     """
     path = results / "records.csv"
     with hold_lock(results / LOCK):
-        for left_behind in results.glob(f".{path.name}.*.partial"):
-            left_behind.unlink()
+        for partial in results.glob(f".{path.name}.*.partial"):  # of killed processes
+            partial.unlink()
         rows = [_row_of(record) for record in read_all(results)]
         write_changed(path, _as_csv([[*COLUMNS], *rows]))
     return path
 
 
 def add_to_csv(results: Path, record: Record) -> None:
-    """Append a run's row to `records.csv`, or rebuild it if damaged or with other columns."""
+    """Append a run's row to `records.csv`; rebuild a file that is damaged or has other columns."""
     path = results / "records.csv"
     with hold_lock(results / LOCK):
-        written = _read_csv(path)
-        is_whole = written.startswith(_as_csv([[*COLUMNS]])) and written.endswith(b"\n")
-        has_row = record.run.encode() in written
+        content = _read_csv(path)
+        is_whole = content.startswith(_as_csv([[*COLUMNS]])) and content.endswith(b"\n")
+        has_row = record.run.encode() in content
         if is_whole and not has_row:
             with path.open("ab") as file:
                 file.write(_as_csv([_row_of(record)]))
@@ -195,19 +195,19 @@ def add_to_csv(results: Path, record: Record) -> None:
 
 
 def _read_csv(path: Path) -> bytes:
-    """Read `records.csv`; return b"" if that is impossible, so that it is rebuilt."""
+    """Return the bytes of `records.csv`, or b"" if it cannot be read and must be rebuilt."""
     try:
-        return read_bytes(path, MOST_CSV)
+        return read_bytes(path, MAX_CSV)
     except (OSError, UserError):
         return b""
 
 
 def renew_csv(results: Path, record: Record | None = None) -> None:
-    """Update `records.csv`; if that fails, print a warning only, because the records exist.
+    """Update `records.csv`. Only warn if that fails, because the records themselves are intact.
 
     Args:
         results: folder of results.
-        record: the new record. None: any records may have changed.
+        record: the new record. None: several records may have changed, so rebuild the file.
     """
     try:
         if record is None:
@@ -231,7 +231,7 @@ def _as_csv(rows: Sequence[Sequence[Any]]) -> bytes:
 
 
 def plain_cell(value: Any) -> Any:
-    """Return the value of a CSV cell; a text that a spreadsheet would compute gets a leading '."""
+    """Return the value of a CSV cell; text that a spreadsheet would compute gets a leading '."""
     if not isinstance(value, str):
         return value
     with suppress(ValueError):

@@ -1,9 +1,10 @@
 """Read all records of a results folder, with an index that avoids opening every file.
 
-The index is `.records.index`, beside `runs`. It contains the records without their large sections,
-and the state (inode, modification time, size) of each file. A file whose state has changed is read
-again, and the index is rewritten. It may be deleted at any time, and is optional if it cannot be
-written. Data that only some commands need can have an index of their own (`read_of_each`).
+The index is the file `.records.index` beside `runs`. It holds the records without their large
+sections, and the state (inode, modification time, size) of each file. If the state of a file has
+changed, the file is read again and the index is rewritten. The index can be deleted at any time. If
+it cannot be written, reading is only slower. Values that few commands need can have another index
+(`read_of_each`).
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from zdp_bench.records.record import Document, Record, read_document, without_la
 
 NAME = ".records.index"
 MAX_INDEX = 1 << 29  # bytes: a hundred thousand records
-State = tuple[int, int, int]  # inode, which is new for a file that was replaced, time and size
+# Inode (a file that was replaced has another), modification time in ns, and size in bytes.
+State = tuple[int, int, int]
 
-_READ: dict[Path, tuple[State, Record]] = {}  # by file, because a page reads all records 20 times
+# file -> the record that this process read; the report's page reads all records 20 times
+_READ: dict[Path, tuple[State, Record]] = {}
 
 
 def read_all(results: Path) -> list[Record]:
@@ -40,27 +43,27 @@ def read_all(results: Path) -> list[Record]:
     states = dict(_find(results / "runs"))
     stale = [path for path in states if path not in _READ or _READ[path][0] != states[path]]
     if stale:
-        values = _read_kept(results, NAME, _version(), states, _read_values)
+        values = _read_indexed(results, NAME, _version(), states, _read_values)
         for path in stale:
             _READ.pop(path, None)
             if path in values:
                 _READ[path] = states[path], Record.of(values[path], path)
-    found = [_READ[path][1] for path in states if path in _READ]
-    return sorted(found, key=lambda record: (record.recipe, record.seed, record.run))
+    records = [_READ[path][1] for path in states if path in _READ]
+    return sorted(records, key=lambda record: (record.recipe, record.seed, record.run))
 
 
 def read_of_each(
     results: Path, name: str, version: str, read: Callable[[Path], Any]
 ) -> dict[Path, Any]:
-    """Return values computed from the file of each record, with an index of their own.
+    """Return values computed from the file of each record, and store them in an index.
 
     Args:
         results: folder of results.
-        name: name of the index, beside `runs`.
-        version: must change whenever `read` returns other values.
-        read: computes JSON values from a record's file; None leaves the file out.
+        name: name of the index's file, beside `runs`.
+        version: identifies what `read` computes. Another version makes the index void.
+        read: function that computes JSON values from a record's file, or None to leave it out.
     """
-    return _read_kept(results, name, version, dict(_find(results / "runs")), read)
+    return _read_indexed(results, name, version, dict(_find(results / "runs")), read)
 
 
 def _find(runs: Path) -> Iterator[tuple[Path, State]]:
@@ -69,13 +72,13 @@ def _find(runs: Path) -> Iterator[tuple[Path, State]]:
         for home in _folders(recipe):
             path = os.path.join(home, "record.json")
             try:
-                found = os.stat(path)
+                status = os.stat(path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            except OSError:  # `read_document` says what is wrong
+            except OSError:  # `read_document` reports what is wrong
                 yield Path(path), (0, 0, 0)
                 continue
-            yield Path(path), (found.st_ino, found.st_mtime_ns, found.st_size)
+            yield Path(path), (status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 def _folders(folder: str | Path) -> list[str]:
@@ -84,35 +87,38 @@ def _folders(folder: str | Path) -> list[str]:
     return []
 
 
-def _read_kept(
+def _read_indexed(
     results: Path,
     name: str,
     version: str,
     states: dict[Path, State],
     read: Callable[[Path], Any],
 ) -> dict[Path, Any]:
-    """Return the values of all files, from the index if they have not changed, and update it."""
+    """Return the values of all files: from the index, or from files that have changed since.
+
+    The index is updated.
+    """
     index = _read_index(results / name, version)
     names = {path: str(path).removeprefix(f"{results}/") for path in states}
-    is_current = index.keys() <= set(names.values())
-    kept: dict[str, tuple[State, Any]] = {}
+    is_current = index.keys() <= set(names.values())  # no file was deleted
+    entries: dict[str, tuple[State, Any]] = {}
     values = {}
     for path, state in states.items():
-        before, value = index.get(names[path], (None, None))
-        if before is None or tuple(before) != state:
+        indexed_state, value = index.get(names[path], (None, None))
+        if indexed_state is None or tuple(indexed_state) != state:
             value = read(path)
             if value is None:
                 continue
             is_current = False
         values[path] = value
-        kept[names[path]] = state, value
+        entries[names[path]] = state, value
     if not is_current:
-        _write_index(results / name, version, kept)
+        _write_index(results / name, version, entries)
     return values
 
 
 def _read_values(path: Path) -> Document | None:
-    """Read a record without its large sections; None, with a warning, if it is damaged."""
+    """Read a record without its large sections. Warn and return None if it is damaged."""
     try:
         document = read_document(path)
     except UserError as error:
@@ -122,7 +128,7 @@ def _read_values(path: Path) -> Document | None:
 
 
 def _read_index(path: Path, version: str) -> dict[str, Any]:
-    """Read the [state, values] of each path; {} if the index is damaged or of another version."""
+    """Return the [state, values] of each path, or {} if the index is damaged or void."""
     try:
         head, _, body = read_bytes(path, MAX_INDEX).partition(b"\n")
     except (OSError, UserError):
@@ -133,25 +139,25 @@ def _read_index(path: Path, version: str) -> dict[str, Any]:
     return index
 
 
-def _write_index(path: Path, version: str, kept: dict[str, tuple[State, Any]]) -> None:
-    """Write the index; a folder that cannot be written only makes reading slow."""
-    body = json.dumps(kept, separators=(",", ":")).encode()
+def _write_index(path: Path, version: str, entries: dict[str, tuple[State, Any]]) -> None:
+    """Write the index, if the folder can be written to."""
+    body = json.dumps(entries, separators=(",", ":")).encode()
     with suppress(OSError, UserError):
         write_bytes(path, _head(version, body) + b"\n" + body)
 
 
 def _head(version: str, body: bytes) -> bytes:
-    """Return the first line of an index, which tells a damaged one."""
+    """Return the first line of an index, by which damage is detected."""
     return f"{version} {hashlib.sha256(body).hexdigest()}".encode()
 
 
 @cache
 def _version() -> str:
-    """Return a digest of what decides how a record is checked and what of it is kept."""
+    """Return the digest of the module that checks records and decides which sections are kept."""
     return hashlib.sha256(Path(record_module.__file__).read_bytes()).hexdigest()[:16]
 
 
 @cache
-def warn_left_out(words: str) -> None:
+def warn_left_out(reason: str) -> None:
     """Print why a file is left out, once per process."""
-    print(f"zdp-bench: left out: {words}", file=sys.stderr)
+    print(f"zdp-bench: left out: {reason}", file=sys.stderr)

@@ -7,13 +7,13 @@ import math
 import re
 from typing import Any
 
-# Whole strings, not keys.
+# Match strings that are exactly one of these, but neither keys nor the end of a longer string.
 _NUMBERS = {
     f'"{word}"': (re.compile(rf'"{word}"(?<!\\"{word}")(?!\s*:)'), number)
     for word, number in {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}.items()
 }
 
-_REPLACED = (float, dict, list, tuple)  # other values stay, without a call
+_REPLACED = (float, dict, list, tuple)  # other values are kept without a call, which is faster
 
 
 def to_json(value: Any) -> Any:
@@ -31,7 +31,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(text: str) -> Any:
-    """Return what a JSON text holds, with the numbers that `to_json` wrote as strings."""
+    """Parse JSON, and restore the numbers that `to_json` replaced by strings."""
     for word, (pattern, number) in _NUMBERS.items():
         if word in text:
             text = pattern.sub(number, text)

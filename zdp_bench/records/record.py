@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Interval
 from pydantic import AfterValidator, BeforeValidator, ConfigDict
-from typing_extensions import TypedDict  # pydantic takes that of `typing` from Python 3.12 on
+from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Unfit, expect, parse_as, read_json
@@ -42,7 +42,7 @@ class _Privacy(TypedDict, total=False):
 
 
 class _Config(TypedDict, total=False):
-    """What is read of a configuration: its sections, and some of their numbers."""
+    """The parts of a configuration that reports read: its sections, and some of their numbers."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     trainer: _Trainer
@@ -60,7 +60,7 @@ def _require_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 ADVICE = "Delete it: the same run writes it again, from the checkpoint there."
-# Dotted paths of the sections that make up most of a record and that only few commands need
+# Dotted paths of the sections that make up most of a record, but that few commands need.
 LARGE = ("epochs", "privacy.mechanism")
 
 
@@ -75,7 +75,7 @@ class Claims:
 
 @dataclass(frozen=True)
 class Headline:
-    """The metric on the test set by which a run is judged."""
+    """The metric by which a run is judged, and its value on the test set."""
 
     name: str
     value: float
@@ -104,14 +104,14 @@ class Data:
 
     @property
     def shown(self) -> str:
-        """Its name as shown to people: 'films: folder, own'."""
+        """The name that reports show, such as 'films: folder, own'."""
         title = f"{self.title}: " if self.title else ""
         return f"{title}{self.name}, {self.provenance}"
 
 
 @dataclass(frozen=True)
 class Releases:
-    """Steps of one mechanism: that of a run, or of one node of a federation."""
+    """The releases of one mechanism: that of a run, or of one node of a federation."""
 
     z: Noise  # effective noise multiplier in the direction with the least noise; 0 without noise
     sampling: Sampling
@@ -120,7 +120,13 @@ class Releases:
 
 @dataclass(frozen=True)
 class Clipping:
-    """What an adaptive clipping bound reports."""
+    """The report of an adaptive clipping bound.
+
+    Attributes:
+        quantile: fraction of the shares that the bound is to leave unclipped.
+        last_bound: the bound after the last step.
+        epsilon_without_count: the tight ε that the gradients alone would have.
+    """
 
     quantile: float
     last_bound: float
@@ -129,16 +135,16 @@ class Clipping:
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """What a run releases, and whose presence ε hides.
+    """The releases of a run, and whose presence their ε hides.
 
     Attributes:
         z: effective noise multiplier in the direction with the least noise; 0 without noise.
         sampling: how steps draw examples or owners.
-        steps: number of all steps that ε covers.
+        steps: number of releases that ε composes.
         delta: δ.
-        unit: what owners of examples are, such as "patient".
+        unit: kind of the owners of examples, such as "patient".
         epsilon_of: whose presence the tight ε hides: "example", or the unit.
-        examples_per_patient: maximum number of shares of one owner in a step that draws examples.
+        examples_per_patient: maximum number of one owner's examples in a step that draws examples.
         randomness: source of the noise: "seeded" or "cryptographic".
         nodes: the releases of each node of a federation.
     """
@@ -155,7 +161,7 @@ class Released:
 
     @property
     def is_of_unit(self) -> bool:
-        """True if steps draw owners, such as patients, instead of examples."""
+        """True if steps draw owners instead of examples."""
         return self.epsilon_of != "example"
 
     @property
@@ -176,11 +182,11 @@ class Released:
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy(Released):
-    """What a run released, and every ε that follows from it.
+    """The releases of a finished run, and every ε that follows from them.
 
     Attributes:
-        epsilon_claimed: the ε of the paper's accountant, named by `claimed_by`.
-        epsilon_tight: upper bound of ε for the mechanism that ran; `epsilon_of` says for whom.
+        epsilon_claimed: the ε of the paper's accountant, which `claimed_by` names.
+        epsilon_tight: upper bound of ε for the mechanism that ran; see `epsilon_of`.
         epsilon_patient: the tight ε of an owner.
         epsilon_part: the tight ε of one example of an owner, if steps draw owners.
     """
@@ -222,7 +228,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels by which people find a run; they do not affect what it computes."""
+    """Labels by which users find a run. They do not affect what it computes."""
 
     name: str | None = None
     tags: Sequence[str] | None = None
@@ -231,7 +237,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class Epoch:
-    """The metrics at the end of an epoch; `number` is None if the run stopped within the epoch."""
+    """The metrics after an epoch. `number` is None if the run stopped within the epoch."""
 
     number: int | None
     step: Steps
@@ -250,10 +256,10 @@ class Record:
         config: resolved configuration, by section.
         metrics: metrics on the test set, by name.
         validation: metrics on the validation examples, by name; empty without such examples.
-        stopped_by: "epochs", or what ended the run earlier.
-        warning: why the result is in doubt; "" if it is not.
+        stopped_by: what ended the run: "epochs", or what came earlier, such as a budget.
+        warning: why the result is in doubt. Default: "", which means that it is not.
         values: the document, without the sections in `LARGE`.
-        path: path of its file; None if it was not read from a file.
+        path: path of the file that it was read from. Default: None.
     """
 
     recipe: str
@@ -280,9 +286,9 @@ class Record:
         """Return the record of a document.
 
         Args:
-            values: the document. It may lack the sections in `LARGE` if `path` is given, because
-                they are then read from the file when needed.
-            path: path of the file.
+            values: the document. If `path` is given, it may lack the sections in `LARGE`, which
+                are then read from the file when they are needed.
+            path: path of the file. Default: None.
 
         Raises:
             Unfit: A field is missing or has another type.
@@ -315,7 +321,7 @@ class Record:
 
 
 def get(document: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a dotted path; None if there is none."""
+    """Return the value at a dotted path of a document; None if there is none."""
     value: Any = document
     for key in path.split("."):
         value = value.get(key) if isinstance(value, dict) else None
@@ -323,7 +329,7 @@ def get(document: Mapping[str, Any], path: str) -> Any:
 
 
 def _epochs_of(document: Mapping[str, Any]) -> Sequence[Epoch]:
-    """Return a record's epochs; in the document, metrics are keys beside number and step."""
+    """Return a record's epochs. In the document, metrics are keys beside `epoch` and `step`."""
     epochs = []
     for values in parse_as(list[dict[str, Any]], document.get("epochs") or [], "epochs"):
         number = values.pop("epoch", None)
@@ -348,7 +354,7 @@ def read_document(path: Path, advice: str = ADVICE) -> Document | None:
     try:
         if not path.exists():
             return None
-    except OSError:  # `read_json` reports it
+    except OSError:  # such as a missing permission, which `read_json` reports
         pass
     try:
         document: Document = read_json(path, from_json)
@@ -359,11 +365,14 @@ def read_document(path: Path, advice: str = ADVICE) -> Document | None:
 
 
 def require_record(document: Any, path: Path) -> None:
-    """Reject a document that is not a record.
+    """Raise an error if a document is not a record.
 
     Args:
         document: the document.
         path: path of the file that it was read from, for the error.
+
+    Raises:
+        UserError: the document is not a record.
     """
     try:
         expect(isinstance(document, dict), "is no object")

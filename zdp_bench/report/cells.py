@@ -95,7 +95,7 @@ class Filling:
     on: str | None = None
     seconds: float | None = field(default=None, compare=False)
 
-    def runs_of(self, every: Iterable[Record]) -> list[Record]:
+    def runs_of(self, all_records: Iterable[Record]) -> list[Record]:
         """Return the runs that fill the row, by seed; only those on official data if there are any.
 
         These are the runs with this experiment digest, whatever their recipe. The digest covers
@@ -104,7 +104,7 @@ class Filling:
         """
         runs = deduplicate(
             run
-            for run in every
+            for run in all_records
             if run.experiment == self.digest and run.data.provenance != "synthetic"
         )
         return [run for run in runs if run.data.provenance == "official"] or runs
@@ -342,7 +342,7 @@ def judge(number: Reference, values: Sequence[float], over_folds: bool = False) 
 def make_lines(
     numbers: Sequence[Reference],
     fillings: Sequence[Filling],
-    every: Sequence[Record],
+    all_records: Sequence[Record],
     rules: Rules,
     axes: Axes | None = None,
 ) -> list[Line]:
@@ -354,7 +354,7 @@ def make_lines(
     for number in numbers:
         column, _, x = number.column.partition(" at ")
         printed[number.row, column, x] = number
-    jobs = [(filling, tuple(filling.runs_of(every))) for filling in fillings]
+    jobs = [(filling, tuple(filling.runs_of(all_records))) for filling in fillings]
     rows = list(dict.fromkeys(number.row for number in numbers))
     heads = []
     for number in numbers:

@@ -19,7 +19,7 @@ LISTED = 6
 Side = Sequence[Record]
 
 
-def find_runs(word: str, every: Sequence[Record]) -> list[Record]:
+def find_runs(word: str, all_records: Sequence[Record]) -> list[Record]:
     """Return the runs that a word names: one run, or all seeds of one experiment.
 
     Args:
@@ -27,13 +27,13 @@ def find_runs(word: str, every: Sequence[Record]) -> list[Record]:
             `results.keep` takes them, separated by spaces.
     """
     if "=" in word:
-        frame, _ = read_frame(every)
+        frame, _ = read_frame(all_records)
         digests = {*keep(frame, word.split())["run"]}
-        runs = [run for run in every if run.run in digests]
+        runs = [run for run in all_records if run.run in digests]
     else:
-        runs = [run for run in every if is_named(word, run.recipe, run.run)]
+        runs = [run for run in all_records if is_named(word, run.recipe, run.run)]
         if not runs:
-            runs = [run for run in every if run.labels.name == word]
+            runs = [run for run in all_records if run.labels.name == word]
     if not runs:
         raise UserError(
             f"{word}: does not match any run. Give a recipe, or the first digits of a run; "

@@ -138,14 +138,14 @@ Runs = dict[float, list[Record]]  # by target ε
 
 
 def _group_runs(
-    fillings: Sequence[Filling], every: Sequence[Record]
+    fillings: Sequence[Filling], all_records: Sequence[Record]
 ) -> dict[tuple[str, str | None], Runs]:
     """Group runs by row and variant, then by target ε; runs on substitute data are left out."""
     rows: dict[tuple[str, str | None], Runs] = {}
     for filling in fillings:
         if filling.on:  # a substitute data set
             continue
-        for run in filling.runs_of(every):
+        for run in filling.runs_of(all_records):
             # Every private recipe of these tables sets a target ε.
             target = float(run.get("config.privacy.target_epsilon") or math.inf)
             by_target = rows.setdefault((filling.row, filling.variant), {})

@@ -48,8 +48,8 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     numbers = papers.reference(table)
     papers.require_recipes(table)
     axes = papers.axes(table) if papers.is_figure(table) else None
-    every = records.read_all(results)
-    lines = cells.make_lines(numbers, fillings, every, cells.rules_of(table), axes)
+    all_records = records.read_all(results)
+    lines = cells.make_lines(numbers, fillings, all_records, cells.rules_of(table), axes)
     behind = [_numbers(line) for line in lines]
     shown = [_show(line) for line in _thin_out(lines)]
     if axes:

@@ -1,9 +1,9 @@
 """The commands of `zdp-bench`, one module each.
 
-A command's docstring is its description. HELP is its line in `zdp-bench --help`, in the part
-that GROUP names; `add_arguments(parser)` declares its arguments, and `run(options)` carries it out
-and returns the exit code. To add one, write the module and enter it below, in the order of the
-help; heavy imports belong inside `run`. The extras' verbs are in their own folders.
+The docstring of a module is the description in the help of its command. HELP is its line in
+`zdp-bench --help`, in the section that GROUP names. `add_arguments(parser)` declares its arguments.
+`run(options)` runs it and returns the exit code; slow imports belong there. To add a command, write
+the module and add it to the lists below. The commands of extras are in the extras' folders.
 """
 
 from types import ModuleType
@@ -25,7 +25,7 @@ from zdp_bench.cli.commands import (
 )
 from zdp_bench.registry import of_extras, resolve
 
-# The parts of `zdp-bench --help`, in order.
+# The sections of `zdp-bench --help`, in order.
 GROUPS: dict[str, str] = {
     "run": "run a recipe",
     "understand": "understand a recipe, a run, an ε",
@@ -33,7 +33,7 @@ GROUPS: dict[str, str] = {
     "share": "share results and models",
 }
 
-# In the order of the help. A verb of an extra that is not here is left out.
+# All verbs, in the order of the help. Those of extras that are not installed are left out.
 ORDER = (
     "run",
     "search",
@@ -60,8 +60,9 @@ ORDER = (
 
 _CORE = [run, list, new, data, validate, epsilon, results, compare, budget]
 _CORE += [delete, reproduce, table, coverage]
-_FOUND = {one.__name__.rpartition(".")[2].replace("_", "-"): one for one in _CORE}
-_FOUND |= {verb: resolve(where) for verb, where in of_extras("command").items()}
+_MODULES = {module.__name__.rpartition(".")[2].replace("_", "-"): module for module in _CORE}
+_MODULES |= {verb: resolve(path) for verb, path in of_extras("command").items()}
+# The verbs of extras that ORDER lacks come last.
 COMMANDS: dict[str, ModuleType] = {
-    verb: _FOUND[verb] for verb in dict.fromkeys((*ORDER, *_FOUND)) if verb in _FOUND
+    verb: _MODULES[verb] for verb in dict.fromkeys((*ORDER, *_MODULES)) if verb in _MODULES
 }

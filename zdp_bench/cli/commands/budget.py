@@ -37,9 +37,10 @@ def run(options: argparse.Namespace) -> int:
     require_records(options.results)
     spendings, unexplained = read_spendings(options.results, skip_damaged=True)
     if options.dataset:
-        names = {name for one in spendings for name in (one.dataset, one.shown)}
+        names = {spending.dataset for spending in spendings}
+        names |= {spending.shown for spending in spendings}
         if options.dataset not in names:
             raise unknown("data set with runs", options.dataset, sorted(names))
-    found = budget.sheet(spendings, delta, unexplained, options.results, options.dataset)
-    print_sheet(found, options.format)
+    sheet = budget.sheet(spendings, delta, unexplained, options.results, options.dataset)
+    print_sheet(sheet, options.format)
     return 0

@@ -1,6 +1,6 @@
 """Show two runs side by side: data, every ε, metrics, and the configuration keys that differ. A
-significance test compares them: DeLong's for ROC-AUCs on one test set, Student's t over seeds. A
-recipe stands for all its seeds if they are one experiment; 'recipe=NAME seed=1,2' selects the runs
+significance test compares them: DeLong's for ROC-AUCs on the same test set, Student's t over seeds.
+A recipe selects all its seeds if they are one experiment; 'recipe=NAME seed=1,2' selects the runs
 with these values.
 """
 
@@ -27,7 +27,8 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.report import compare
 
     require_records(options.results)
-    every = records.read_all(options.results)
-    first, second = (compare.find_runs(word, every) for word in (options.first, options.second))
+    all_records = records.read_all(options.results)
+    first = compare.find_runs(options.first, all_records)
+    second = compare.find_runs(options.second, all_records)
     print_sheet(compare.sheet(first, second, options.results), options.format)
     return 0

@@ -1,5 +1,6 @@
-"""Count which numbers of the papers we have: as published, with other settings or data, or none and
-why. This reads the tables that `zdp-bench table --write` and `reproduce` write to results/tables.
+"""Count how many of the papers' numbers are reproduced: as published, with other settings or data,
+or not at all, and why. This reads the tables in results/tables, which `zdp-bench table --write` and
+`reproduce` write.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.report import coverage, papers
 
     folder = options.results / "tables"
-    if not any((folder / f"{papers.file_stem(one)}.csv").is_file() for one in papers.available()):
+    paths = [folder / f"{papers.file_stem(table)}.csv" for table in papers.available()]
+    if not any(path.is_file() for path in paths):
         raise UserError(
             f"{folder.absolute()}: contains no tables of the papers. They are in zdp-bench's "
             "repository, not in the installed package; `zdp-bench reproduce PAPER/N` creates one "

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "dataset",
         nargs="?",
-        help="a data set (required for fetch); with check also your own folder or CSV, or "
+        help="a data set (required for fetch); with check, also your own folder or CSV, or "
         "recipe=NAME and any key, to count examples that are not finite",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=argparse.SUPPRESS)
@@ -46,52 +46,52 @@ def run(options: argparse.Namespace) -> int:
 
     if options.action == "cache":
         return _show_cache(options.delete)
-    root, named = data_root(options), Path(options.dataset or "")
-    if options.action == "check" and "=" in str(options.dataset) and not named.exists():
+    root = data_root(options)
+    path = Path(options.dataset or "")  # of the user's own data, if it exists
+    if options.action == "check" and "=" in str(options.dataset) and not path.exists():
         return _check_recipe([options.dataset, *options.overrides], options.root)
     if options.overrides:
         raise UserError(
             f"{options.overrides[0]}: `zdp-bench data check recipe=NAME` takes keys, and nothing "
             "else of `zdp-bench data` does."
         )
-    if options.action == "check" and options.dataset and named.exists():
-        own = lookup("dataset", "folder")(path=str(named))
-        return _say_each(str(named), own.check_files(root))
+    if options.action == "check" and options.dataset and path.exists():
+        own_data = lookup("dataset", "folder")(path=str(path))
+        return _print_problems(str(path), own_data.check_files(root))
     if options.action == "check" and options.dataset in names_of_others("dataset"):
         return _count(options.dataset, root)
     try:
-        chosen = [files.card(options.dataset)] if options.dataset else files.cards()
+        cards = [files.card(options.dataset)] if options.dataset else files.cards()
     except UserError as error:
-        where = f"{named}: no such folder or CSV, and " if options.action == "check" else ""
-        raise UserError(f"{where}{error}") from None
+        missing = f"{path}: no such folder or CSV, and " if options.action == "check" else ""
+        raise UserError(f"{missing}{error}") from None
     if options.action == "show":
-        print_sheet(show_data_root(root, chosen), options.format)
+        print_sheet(show_data_root(root, cards), options.format)
         return 0
     if options.format != "rich":
         raise UserError(f"--format {options.format}: only `zdp-bench data show` prints a table.")
     if options.action == "fetch" and not options.dataset:
-        names = ", ".join(card.name for card in chosen)
+        names = ", ".join(card.name for card in cards)
         raise UserError(f"zdp-bench data fetch needs a data set: one of {names}.")
-    # those whose files they read, once each
-    chosen = list(
-        {of.name: of for of in (files.card(of.uses or of.name) for of in chosen)}.values()
-    )
+    # Several data sets may read the files of the same source, which is checked once.
+    sources = {card.uses or card.name: None for card in cards}
+    cards = [files.card(name) for name in sources]
     if options.action == "fetch":
-        fetched = [path for card in chosen for path in files.fetch(root, card)]
+        fetched = [path for card in cards for path in files.fetch(root, card)]
         print("\n".join(f"fetched: {path}" for path in fetched) or "nothing is missing")
         return 0
     code = 0
-    counts = bool(options.dataset) and _is_present(root, options.dataset)
-    for card in chosen:
-        if not card.files and files.has_files(root, card) and not counts:
+    can_count = bool(options.dataset) and _is_present(root, options.dataset)
+    for card in cards:
+        if not card.files and files.has_files(root, card) and not can_count:
             why = "a run checks its files" if card.holds else "it needs no files here"
             print(f"{card.name}: {describe_state(root, card)}; {why}")
-        code = max(code, _say_each(card.name, files.check_files(root, card)))
-    return _count(options.dataset, root) if counts and code == 0 else code
+        code = max(code, _print_problems(card.name, files.check_files(root, card)))
+    return _count(options.dataset, root) if can_count and code == 0 else code
 
 
 def _is_present(root: Path, name: str) -> bool:
-    """True if a data set has its files under the root: others are generated, which takes time."""
+    """Return True if the files of a data set are under the root, so that none is generated."""
     from zdp_bench.data import files
     from zdp_bench.report.terminal import describe_state
 
@@ -104,7 +104,7 @@ def _check_recipe(words: list[str], root: Path | None) -> int:
     from zdp_bench.training.setup import load_data
 
     config = configured([*words, *([f"paths.data={root}"] if root else [])])
-    return _say_counts(config.dataset.name, load_data(config))
+    return _print_counts(config.dataset.name, load_data(config))
 
 
 def _count(name: str, root: Path) -> int:
@@ -117,11 +117,15 @@ def _count(name: str, root: Path) -> int:
     body = assets.read_yaml(shipped[name]) if name in shipped else {"name": name}
     body.pop("card", None)
     dataset = lookup("dataset", name)(**check_plugin("dataset", body).options)
-    return _say_counts(name, dataset.load(root))
+    return _print_counts(name, dataset.load(root))
 
 
-def _say_counts(name: str, splits: Splits) -> int:
-    """Print the examples of each part, and how many are not finite; return 2 if any is not."""
+def _print_counts(name: str, splits: Splits) -> int:
+    """Print how many examples each part has, and how many are not finite.
+
+    Returns:
+        The exit code: 2 if any example is not finite.
+    """
     from zdp_bench.data.finite import count_not_finite
 
     code = 0
@@ -131,28 +135,39 @@ def _say_counts(name: str, splits: Splits) -> int:
             code = 2
             print(
                 f"zdp-bench: {name}: {count.not_finite:,} of {count.examples:,} {count.part} "
-                f"examples are not finite, of which number {count.first} (from 0) is the first; a "
-                "run would spend ε on them and not tell. Mend them, or leave them out.",
+                f"examples are not finite, the first of which is number {count.first} (from 0). A "
+                "run would spend ε on them without a warning: correct them, or leave them out.",
                 file=sys.stderr,
             )
     return code
 
 
-def _say_each(name: str, checked: Iterable[tuple[Path, str]]) -> int:
-    """Print what is wrong, and how many files were read; return 2 if anything is wrong."""
-    total = wrong = 0
+def _print_problems(name: str, checked: Iterable[tuple[Path, str]]) -> int:
+    """Print the problem of each file that has one, and the number of files.
+
+    Args:
+        name: name of the data set.
+        checked: (path, problem or '') of each file.
+
+    Returns:
+        The exit code: 2 if any file has a problem.
+    """
+    num_files = num_refused = 0
     for _, problem in checked:
-        total += 1
-        wrong += bool(problem)
+        num_files += 1
         if problem:
+            num_refused += 1
             print(f"zdp-bench: {problem}", file=sys.stderr)
-    if total:
-        print(f"{name}: {total:,} files checked, {wrong:,} refused")
-    return 2 if wrong else 0
+    if num_files:
+        print(f"{name}: {num_files:,} files checked, {num_refused:,} refused")
+    return 2 if num_refused else 0
 
 
 def _show_cache(delete: bool) -> int:
-    """Print the cache's arrays by kind, and perhaps delete them; runs keep those that they map."""
+    """Print the number and size of the cached arrays of each kind; delete them if `delete`.
+
+    A run that has memory-mapped a deleted array keeps it until it ends.
+    """
     from zdp_bench.caches import cache_root
 
     root, total = cache_root(), 0
@@ -162,7 +177,8 @@ def _show_cache(delete: bool) -> int:
         total += size
         if arrays:
             print(f"{folder.name}: {len(arrays):,} arrays, {size / 1e9:.3f} GB")
-        for path in arrays if delete else ():
-            path.unlink(missing_ok=True)
+        if delete:
+            for path in arrays:
+                path.unlink(missing_ok=True)
     print(f"{root}: {total / 1e9:.3f} GB {'deleted' if delete else 'in all'}")
     return 0

@@ -1,4 +1,4 @@
-"""Delete runs: record, weights and logs. What they have spent remains and counts in `budget`,
+"""Delete runs: record, weights and logs. What they have spent still counts in `budget`,
 `privacy.total_budget` and `search`, because their models and numbers may have been seen.
 """
 

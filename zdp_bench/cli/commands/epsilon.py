@@ -1,5 +1,5 @@
-"""Compute the ε of the given numbers, or the σ for a target ε. Without numbers, list every ε of the
-five papers, reproduced and tight.
+"""Compute ε from a noise multiplier, or the noise multiplier for a target ε. Without numbers, list
+every ε of the five papers, reproduced and tight.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ SETTING = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     per_step = "probability that a step draws an example, or batch size / examples"
-    noise, drawn, long = (parser.add_mutually_exclusive_group() for _ in range(3))
-    for of, option, metavar, kind, text in (
-        (noise, "sigma", "σ", float, "noise multiplier: its ε by every accountant"),
-        (noise, "target-epsilon", "E", float, "the σ that gives this ε"),
-        (drawn, "sample-rate", "Q", float, per_step),
-        (drawn, "batch-size", "M", int, "instead of the sample rate; needs --examples"),
-        (parser, "examples", "N", int, "training examples"),
-        (long, "steps", "T", int, "steps of training"),
-        (long, "epochs", "E", int, "instead of steps"),
+    noise, batch, length = (parser.add_mutually_exclusive_group() for _ in range(3))
+    for group, option, metavar, kind, text in (
+        (noise, "sigma", "σ", float, "compute the ε of this noise multiplier by every accountant"),
+        (noise, "target-epsilon", "E", float, "compute the noise multiplier that gives this ε"),
+        (batch, "sample-rate", "Q", float, per_step),
+        (batch, "batch-size", "M", int, "instead of the sample rate; needs --examples"),
+        (parser, "examples", "N", int, "number of training examples"),
+        (length, "steps", "T", int, "number of steps"),
+        (length, "epochs", "E", int, "instead of steps"),
         (
             *(parser, "examples-per-patient", "K", int),
             "also the ε of a patient or image with K examples",
         ),
     ):
-        of.add_argument(f"--{option}", metavar=metavar, type=kind, help=text)
+        group.add_argument(f"--{option}", metavar=metavar, type=kind, help=text)
     parser.add_argument("--delta", metavar="δ", type=float, default=1e-5, help="default 1e-5")
     parser.add_argument(
         "--sampling",
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_papers(options: argparse.Namespace) -> int:
-    """Print every ε of the five papers, and write it if asked to."""
+    """Print every ε of the five papers; with --write, write them too."""
     from zdp_bench.report import epsilon
     from zdp_bench.training.interrupts import require_writable
 

@@ -1,6 +1,6 @@
-"""List plug-ins, recipes, tables or keys, with a line on each: `zdp-bench list recipes`, or, to
-search all kinds, `zdp-bench list mri`. A recipe's line ends with its data set and the time of its
-quickest run; a key's line has its default.
+"""List plug-ins, recipes, tables or keys, with one line each: `zdp-bench list recipes`, or, to
+search all kinds, `zdp-bench list mri`. The line of a recipe ends with its data set and the time of
+its fastest run, that of a key with its default.
 """
 
 from __future__ import annotations
@@ -43,23 +43,24 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.report.console import console
     from zdp_bench.report.sheet import Sheet
 
-    named = next((kind for kind in KINDS if options.kind in (kind, kind[:-1])), None)
-    word = options.word if named else options.kind
-    kinds = (named,) if named else KINDS if word else KINDS[:-1]
-    found = {kind: _list(kind) for kind in kinds}
+    only_kind = next((kind for kind in KINDS if options.kind in (kind, kind[:-1])), None)
+    word = options.word if only_kind else options.kind
+    kinds = KINDS if word else KINDS[:-1]  # a list of everything is too long with the keys
+    lines_of = {kind: _list(kind) for kind in ((only_kind,) if only_kind else kinds)}
     if word:
-        names = [*KINDS, *(name for lines in found.values() for name, _ in lines)]
-        found = {
+        names = [*KINDS, *(name for lines in lines_of.values() for name, _ in lines)]
+        lines_of = {
             kind: [line for line in lines if word.lower() in " ".join(line).lower()]
-            for kind, lines in found.items()
+            for kind, lines in lines_of.items()
         }
-        if not any(found.values()) or (options.word and word != options.word):
+        has_two_words = options.word and word != options.word
+        if not any(lines_of.values()) or has_two_words:
             raise unknown("kind or word", word, names)
     if options.format != "rich":
-        rows = [[kind, name, line] for kind, lines in found.items() for name, line in lines]
+        rows = [[kind, name, line] for kind, lines in lines_of.items() for name, line in lines]
         print_sheet(Sheet.of_words("", ("kind", "name", "what"), rows), options.format)
         return 0
-    for kind, lines in found.items():
+    for kind, lines in lines_of.items():
         if not lines:
             continue
         table = Table(title=kind, show_header=False, title_justify="left", box=None, padding=(0, 2))
@@ -70,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _list(kind: str) -> list[tuple[str, str]]:
-    """Return (name, one line) of everything of a kind."""
+    """Return (name, description) of everything of a kind."""
     from zdp_bench import assets
 
     if kind == "datasets":
@@ -80,8 +81,8 @@ def _list(kind: str) -> list[tuple[str, str]]:
     if kind == "tables":
         from zdp_bench.report import papers
 
-        every = [*papers.ours(), *papers.available()]
-        return [(name, ", ".join(papers.recipes_of(name)) or "no recipe yet") for name in every]
+        tables = [*papers.ours(), *papers.available()]
+        return [(name, ", ".join(papers.recipes_of(name)) or "no recipe yet") for name in tables]
     if kind == "keys":
         from zdp_bench.config.plugins import every_key
 
@@ -92,43 +93,43 @@ def _list(kind: str) -> list[tuple[str, str]]:
     folder = assets.RECIPES if kind == "recipes" else assets.CONF / group
     ours = [(name, _first_comment(path)) for name, path in assets.group(folder).items()]
     if kind == "recipes":
-        seconds = _times()
-        return [(name, f"{line} {_cost(name, seconds)}") for name, line in ours]
+        times = _read_times()
+        return [(name, f"{line} {_describe_cost(name, times)}") for name, line in ours]
     return ours + (_list_others(group) if group in {*HOMES, *FOREIGN} else [])
 
 
-def _times() -> dict[str, float]:
-    """Return the seconds of the quickest run of each "RECIPE DATASET", by records in `results`."""
-    found: dict[str, float] = {}
+def _read_times() -> dict[str, float]:
+    """Return the seconds of the fastest run of each "RECIPE DATASET", from `results`."""
+    times: dict[str, float] = {}
     for path in (Path("results/records.csv"), Path("results/tables/records.csv")):
         with path.open(encoding="utf-8") if path.is_file() else nullcontext(()) as lines:
             for row in csv.DictReader(lines):
                 seconds = float(row["train_seconds"] or "inf")
-                of = f"{row['recipe']} {row['dataset']}"
-                found[of] = min(seconds, found.get(of, seconds))
-    return found
+                key = f"{row['recipe']} {row['dataset']}"
+                times[key] = min(seconds, times.get(key, seconds))
+    return times
 
 
-def _cost(recipe: str, seconds: dict[str, float]) -> str:
-    """Return a recipe's data set and the time of its quickest run: '[mnist, 12 min]'."""
+def _describe_cost(recipe: str, times: dict[str, float]) -> str:
+    """Return a recipe's data set and the time of its fastest run: '[mnist, 12 min]'."""
     from zdp_bench import assets
     from zdp_bench.report.number_format import duration
 
-    chosen = assets.read_yaml(assets.RECIPES / f"{recipe}.yaml").get("defaults", [])
-    data = next((d["override /dataset"] for d in chosen if "override /dataset" in d), "")
-    known = seconds.get(f"{recipe} {data}")
-    return f"[{data}{'' if known is None else f', {duration(known)}'}]"
+    defaults = assets.read_yaml(assets.RECIPES / f"{recipe}.yaml").get("defaults", [])
+    dataset = next((d["override /dataset"] for d in defaults if "override /dataset" in d), "")
+    seconds = times.get(f"{recipe} {dataset}")
+    return f"[{dataset}]" if seconds is None else f"[{dataset}, {duration(seconds)}]"
 
 
 def _list_others(kind: str) -> list[tuple[str, str]]:
-    """Return what other packages registered, with a line of its own and the package's name."""
+    """Return (name, description) of the plug-ins that other packages registered."""
     from zdp_bench.registry import lookup, names_of_others, package_of
 
-    words = {name: (lookup(kind, name).__doc__ or "").strip() for name in names_of_others(kind)}
-    return [
-        (name, f"{text.partition(chr(10))[0]} (plug-in of {package_of(kind, name)})".strip())
-        for name, text in words.items()
-    ]
+    lines = []
+    for name in names_of_others(kind):
+        summary = (lookup(kind, name).__doc__ or "").strip().partition("\n")[0]
+        lines.append((name, f"{summary} (plug-in of {package_of(kind, name)})".strip()))
+    return lines
 
 
 def _first_comment(path: Path) -> str:

@@ -14,8 +14,8 @@ GROUP = "run"
 HELP = "create a commented recipe, data set or algorithm"
 
 KINDS = ("recipe", "dataset", "algorithm")
-# They have NAME where the user's name goes.
-_TEXTS = Path(__file__).parents[2] / "starts"
+# In the files of this folder, NAME stands for the name that the user chooses.
+_TEMPLATES = Path(__file__).parents[2] / "starts"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    for path in write_start(options.kind, options.name, Path()):
+    for path in write_template(options.kind, options.name, Path()):
         print(f"written: {path}")
     if options.kind == "recipe":
         print(f"next: zdp-bench validate recipe=./{options.name}.yaml")
@@ -33,8 +33,17 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def write_start(kind: str, name: str, folder: Path) -> list[Path]:
-    """Write a start into a folder and return its files: NAME.yaml, or a package `zdp_NAME`."""
+def write_template(kind: str, name: str, folder: Path) -> list[Path]:
+    """Write a template into a folder, and return its files.
+
+    Args:
+        kind: one of `KINDS`. A recipe is one file, NAME.yaml; the others are packages `zdp_NAME`.
+        name: name of the new recipe, data set or algorithm.
+        folder: the folder.
+
+    Raises:
+        UserError: the name is not valid or is taken, or a file exists already.
+    """
     from zdp_bench import assets
     from zdp_bench.registry import names
 
@@ -44,14 +53,14 @@ def write_start(kind: str, name: str, folder: Path) -> list[Path]:
     if name in taken:
         raise UserError(f"there is a {kind} '{name}' already; choose another name.")
     if kind == "recipe":
-        texts = {folder / f"{name}.yaml": "recipe.yaml"}
+        templates = {folder / f"{name}.yaml": "recipe.yaml"}
     else:
         package, module = folder / f"zdp_{name}", f"zdp_{name}.py"
-        texts = {package / "pyproject.toml": "pyproject.txt", package / module: f"{kind}.txt"}
-    for path in texts:
+        templates = {package / "pyproject.toml": "pyproject.txt", package / module: f"{kind}.txt"}
+    for path in templates:
         if path.exists():
             raise UserError(f"{path}: exists already; move it away, or choose another name.")
-    for path, text in texts.items():
+    for path, template in templates.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text((_TEXTS / text).read_text(encoding="utf-8").replace("NAME", name))
-    return list(texts)
+        path.write_text((_TEMPLATES / template).read_text(encoding="utf-8").replace("NAME", name))
+    return list(templates)

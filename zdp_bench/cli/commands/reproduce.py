@@ -1,8 +1,8 @@
 """Run what is missing from a table, then write the table. With --profile, do so for all tables of
 all papers: smoke (a short run of each recipe on generated data; fills no table), here (all recipes
-whose data is in the data root), paper (everything). --plan lists the runs with their times and runs
-nothing. A stopped run is saved: `timeout 2h zdp-bench reproduce ...` takes at most two hours, and
-the same command continues.
+whose data is in the data root), paper (everything). --plan only lists the runs with their times. A
+stopped run is saved: `timeout 2h zdp-bench reproduce ...` takes at most two hours, and the same
+command continues.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="joblib|slurm",
         help="submit the runs to one of Hydra's launchers (hydra.launcher.KEY=VALUE sets it up)",
     )
-    add_overrides(parser, "how to run, such as paths.data, threads, device")
+    add_overrides(parser, "keys that change no result, such as paths.data, threads, device")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -53,10 +53,12 @@ def run(options: argparse.Namespace) -> int:
 
     if "=" in options.table:
         options.table, options.overrides = "", [options.table, *options.overrides]
-    settings = [w for w in options.overrides if w.startswith("hydra.launcher.")]
-    where = [word for word in options.overrides if word.startswith("paths.results=")]
-    extra = [word for word in options.overrides if word not in (*settings, *where)]
-    results = Path(str(parse_words(where)[-1].value())).expanduser() if where else RESULTS
+    settings = [word for word in options.overrides if word.startswith("hydra.launcher.")]
+    folders = [word for word in options.overrides if word.startswith("paths.results=")]
+    overrides = [word for word in options.overrides if word not in (*settings, *folders)]
+    results = RESULTS
+    if folders:
+        results = Path(str(parse_words(folders)[-1].value())).expanduser()
     require_writable(results)
     if options.seeds is not None and options.seeds < 1:
         raise UserError(f"--seeds {options.seeds}: must be at least 1.")
@@ -67,14 +69,14 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.launcher not in group_options("launcher"):
         raise unknown("launcher", options.launcher, group_options("launcher"))
-    require_unchanged(extra)
+    require_unchanged(overrides)
 
-    smoke = options.profile == "smoke"
-    folder = results / reproduce.SMOKE_FOLDER if smoke else results
-    names = [options.table] if options.table else [*filter(papers.recipes_of, papers.available())]
-    plan = reproduce.make_plan(
-        names, options.profile or "paper", options.seeds, folder, extra, options.only is not None
-    )
+    is_smoke = options.profile == "smoke"
+    folder = results / reproduce.SMOKE_FOLDER if is_smoke else results
+    tables = [options.table] if options.table else [*filter(papers.recipes_of, papers.available())]
+    profile = options.profile or "paper"
+    as_published = options.only is not None
+    plan = reproduce.make_plan(tables, profile, options.seeds, folder, overrides, as_published)
     if options.plan:
         print_sheet(plan.sheet(), "rich")
         return 0
@@ -83,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         sheet = build_table(options.table, results)
         print_sheet(sheet, "rich")
         write_sheet(sheet, options.table, results)
-    elif not smoke:
+    elif not is_smoke:
         write_tables(results)
     for why, count in plan.left_out.most_common():
         print(f"zdp-bench: {count} rows left out: {why}", file=sys.stderr)

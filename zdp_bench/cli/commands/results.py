@@ -10,7 +10,7 @@ from zdp_bench.cli.arguments import add_format, add_results, print_sheet, requir
 
 GROUP = "understand"
 HELP = "show your runs as a table"
-LONGEST = 200  # lines on a terminal
+MAX_LINES = 200  # lines that are shown on a terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         options.sort,
         by=options.by,
         descending=options.descending,
-        most=LONGEST if options.format == "rich" else None,
+        most=MAX_LINES if options.format == "rich" else None,
     )
     print_sheet(sheet, options.format)
     return 0

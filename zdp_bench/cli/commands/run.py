@@ -28,9 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.report.console import console
 
-    is_first = os.environ.get("RANK", "0") == "0"  # of torchrun's; torch is not loaded yet
-    if is_first and not (options.show_config or sys.stderr.isatty()):  # there `main` has said so
-        # by a console, which goes on if nobody reads
+    is_first_rank = os.environ.get("RANK", "0") == "0"  # set by torchrun; torch is not loaded yet
+    # On a terminal, `main` has already printed the command.
+    if is_first_rank and not (options.show_config or sys.stderr.isatty()):
+        # The console, unlike `print`, continues if nobody reads its output.
         console().print(" ".join(["run", *options.overrides, "..."]), highlight=False)
     from zdp_bench.config.compose import hydra_session
     from zdp_bench.config.words import read_words, readable_errors
@@ -62,13 +63,13 @@ def run(options: argparse.Namespace) -> int:
     console().print(show_sweep(jobs))
     print(f"sweep: {len(jobs)} jobs, {len(failed)} failed")
     for job in failed:
-        said = hide_environment(f"{' '.join(job.words)}: {job.ended}", options.overrides)
-        print(f"zdp-bench: {said}", file=sys.stderr)
+        sentence = hide_environment(f"{' '.join(job.words)}: {job.ended}", options.overrides)
+        print(f"zdp-bench: {sentence}", file=sys.stderr)
     return 2 if failed else 0
 
 
 def _show(words: list[str]) -> int:
-    """Print the configuration, checked."""
+    """Check and print the configuration."""
     from omegaconf import OmegaConf
 
     from zdp_bench.config import compose, parse, to_plain

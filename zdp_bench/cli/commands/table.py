@@ -45,9 +45,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def write_tables(results: Path) -> None:
-    """Write every table and figure of which recipes may fill a number, and those of our own.
+    """Write all tables and figures of the papers that have a recipe, and our own.
 
-    The rows of `records.csv`, in which runs are in the order of their end, are sorted.
+    `records.csv`, to which each run appends a row, is written again in the order of its records.
     """
     from zdp_bench import records
     from zdp_bench.experiments.claims import build_table
@@ -58,12 +58,12 @@ def write_tables(results: Path) -> None:
     for name in [*filter(papers.recipes_of, papers.available()), *papers.ours()]:
         try:
             write_sheet(build_table(name, results), name, results)
-        except UserError as error:  # a table of our own that has no run yet
+        except UserError as error:  # one of our own tables that has no run yet
             print(error)
 
 
 def write_sheet(sheet: Sheet, name: str, results: Path) -> None:
-    """Write a table into a results folder, and print where."""
+    """Write a table into a results folder, and print the paths of its files."""
     from zdp_bench.report.papers import file_of
 
     for path in sheet.write(file_of(name, results)):

@@ -74,7 +74,7 @@ def draw_reconstructions(name: str, results: Path) -> Figure:
     return figure
 
 
-def choose_runs(every: list[Record], results: Path) -> list[Record]:
+def choose_runs(all_records: list[Record], results: Path) -> list[Record]:
     """Return the runs to show, sorted by model, each model's non-private run first.
 
     There is one run of each recipe of every model that has both non-private and private runs. All
@@ -84,7 +84,7 @@ def choose_runs(every: list[Record], results: Path) -> list[Record]:
         UserError: no model has both runs on the same data.
     """
     candidates = [
-        run for run in every if run.claims.table == TABLE and _example(results, run).is_file()
+        run for run in all_records if run.claims.table == TABLE and _example(results, run).is_file()
     ]
     choices = []
     for data_set, runs in _group(candidates, _data_set_of).items():
