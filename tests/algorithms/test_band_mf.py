@@ -215,7 +215,7 @@ def test_noise_is_white_after_the_strategy(source: SeededNoise | SecureNoise) ->
 def test_earlier_noise_is_drawn_again_where_it_can_be() -> None:
     def at(step: int, of: CorrelatedNoise, dtype: torch.dtype = torch.float64) -> torch.Tensor:
         out = torch.zeros(5, dtype=dtype)
-        of.add_white(White(out, 1.0, (step, "w"), times=0.5))
+        of.add_white(White(out, 1.0, (step, "w"), factor=0.5))
         return out
 
     strategy = (1.0, 0.5, 0.25)

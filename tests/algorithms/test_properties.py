@@ -174,7 +174,7 @@ def summed(algorithm: Algorithm, *batches: Batch, **shares: Shares) -> dict[str,
     total = Total(algorithm.mechanism(), torch.device("cpu"))
     for batch in batches:
         algorithm.accumulate(total, batch, **shares)
-    return total.whole()
+    return total.all_blocks()
 
 
 def norm(blocks: dict[str, Tensor]) -> float:

@@ -217,7 +217,7 @@ def test_a_sum_may_be_lazily_conjugated_and_multiplied_as_noise_is_laid_over_it(
         given = given.conj()
         assert given.is_conj()
     sum_ = given.resolve_conj().clone()
-    found = add_noise({of.name: given}, alone(of), source, 3, times=0.3)[of.name]
+    found = add_noise({of.name: given}, alone(of), source, 3, factor=0.3)[of.name]
     assert not found.is_conj()
     if source.repeatable:
         expected = add_noise({of.name: sum_.clone()}, alone(of), source, 3)[of.name]

@@ -84,19 +84,19 @@ def _digest(text: str) -> bytes:
 
 
 class White(NamedTuple):
-    """A request to set `out` = (`out` + std·N(0, 1)) · times, independently in every real number.
+    """A request to set `out` = (`out` + std·N(0, 1)) · factor, independently in every real number.
 
     Attributes:
         out: contiguous tensor of any shape, overwritten.
         std: standard deviation of the noise.
         key: identifies the random stream among those of the noise source.
-        times: factor for the noisy tensor.
+        factor: factor for the noisy tensor.
     """
 
     out: Tensor
     std: float
     key: tuple[int | str, ...]
-    times: float = 1.0
+    factor: float = 1.0
 
     def reals(self) -> Tensor:
         """Return a view of the real numbers in `out`, [n]."""
@@ -151,7 +151,7 @@ class SeededNoise:
             if white.out.is_cpu:
                 key = hash_key((self.key, "noise", *white.key))
                 out = white.reals()
-                streams[out.dtype].append(Request(key, out, white.std, white.times))
+                streams[out.dtype].append(Request(key, out, white.std, white.factor))
         for dtype, own_streams in streams.items():
             add_normals(own_streams, dtype)
 
@@ -168,8 +168,8 @@ class SeededNoise:
         normal = drawn.split(lengths)
         torch._foreach_mul_(normal, [white.std for white in requests])
         torch._foreach_add_(outs, normal)
-        if any(white.times != 1 for white in requests):
-            torch._foreach_mul_(outs, [white.times for white in requests])
+        if any(white.factor != 1 for white in requests):
+            torch._foreach_mul_(outs, [white.factor for white in requests])
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class SecureNoise:
         streams = []
         for white in requests:
             key = os.urandom(32)
-            streams.append(Request(key, white.reals(), white.std, white.times))
+            streams.append(Request(key, white.reals(), white.std, white.factor))
         add_normals(streams, torch.float64, terms=4)
 
 
@@ -281,7 +281,7 @@ class CorrelatedNoise:
             out = request.reals()
             step, block = request.key
             noise = self._noise_of(int(step), str(block), request.std, out)
-            out.add_(noise).mul_(request.times)
+            out.add_(noise).mul_(request.factor)
 
     def _noise_of(
         self,
@@ -375,9 +375,9 @@ def add_noise(
     mechanism: Mechanism,
     source: NoiseSource,
     step: int,
-    times: float = 1.0,
+    factor: float = 1.0,
 ) -> dict[str, Tensor]:
-    """Return `(total + ξ) · times`, block by block, in the precision of `total`.
+    """Return `(total + ξ) · factor`, block by block, in the precision of `total`.
 
     `total` is overwritten. Afterwards, none of its tensors is lazily conjugated.
 
@@ -389,19 +389,19 @@ def add_noise(
         mechanism: declares the noise of each block.
         source: source of the noise.
         step: number of the step. Seeded noise is a function of it.
-        times: factor for the noisy sum. Default: 1.
+        factor: factor for the noisy sum. Default: 1.
     """
     requests: list[White] = []  # white noise is added in place
     for block in mechanism.blocks:
         sum_ = total[block.name].resolve_conj()
         total[block.name] = sum_
         if block.noise in ("real", "circular") and sum_.is_contiguous():
-            requests.append(White(sum_, block.std, (step, block.name), times))
+            requests.append(White(sum_, block.std, (step, block.name), factor))
             continue
         if block.noise != "none":
             dtype = str(sum_.dtype).removeprefix("torch.")
             sum_.add_(draw(replace(block, dtype=dtype), source, step, sum_.device))
-        if times != 1:
-            real_view(sum_).mul_(times)
+        if factor != 1:
+            real_view(sum_).mul_(factor)
     source.add_white(*requests)
     return total

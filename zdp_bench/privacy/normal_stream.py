@@ -30,19 +30,19 @@ def hash_key(key: tuple[int | str, ...]) -> bytes:
 
 
 class Request(NamedTuple):
-    """A request to set `out` = (`out` + std·N(0, 1)) · times, with the numbers of one stream.
+    """A request to set `out` = (`out` + std·N(0, 1)) · factor, with the numbers of one stream.
 
     Attributes:
         key: ChaCha20 key of the stream.
         out: real numbers [n], float32 or float64, on any device; overwritten.
         std: standard deviation.
-        times: factor for the result.
+        factor: factor for the result.
     """
 
     key: bytes
     out: Tensor
     std: float
-    times: float
+    factor: float
 
 
 class Piece(NamedTuple):
@@ -115,9 +115,9 @@ def _add_group(
             _add_normals(sums, [1.0] * len(sums), group, dtype, term)
         for half, sum_, std in zip(halves, sums, stds, strict=True):
             half.add_(sum_.mul_(std).to(half.device))
-    times = [piece.request.times for piece in group]
-    if any(factor != 1 for factor in times):
-        torch._foreach_mul_([piece.out for piece in group], times)
+    factors = [piece.request.factor for piece in group]
+    if any(factor != 1 for factor in factors):
+        torch._foreach_mul_([piece.out for piece in group], factors)
 
 
 def _add_normals(

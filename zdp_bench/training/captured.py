@@ -108,7 +108,7 @@ class CapturedSum:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         device = inputs.device
         is_wide = mechanism.sampling.expected_batch_size > MICRO_BATCH
-        total = Total(mechanism, device, is_wide).whole()
+        total = Total(mechanism, device, is_wide).all_blocks()
         weights = torch.ones(rows, device=device)
         finite = torch.ones((), dtype=torch.bool, device=device)
         return CapturedSum(algorithm, loss, mechanism, total, inputs, targets, weights, finite)

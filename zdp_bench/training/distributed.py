@@ -128,6 +128,10 @@ class Ranks:
             dist.all_reduce(held, op=dist.ReduceOp.MAX)
         return int(held)
 
+    def any(self, condition: bool) -> bool:
+        """Return True if the condition holds on any rank. Every rank must call it."""
+        return bool(self.max(condition))
+
 
 @contextmanager
 def _everyone() -> Iterator[None]:

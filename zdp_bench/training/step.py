@@ -1,6 +1,6 @@
 """One private step of any algorithm: ledger, clipped sum, noise, gradient, optimizer step.
 
-This is the only place where privacy noise is added to what changes the model.
+Privacy noise is added to the updates of a model in this module only.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ from zdp_bench.training.total import Total
 
 @dataclass(frozen=True)
 class Training:
-    """What stays the same from step to step.
+    """The objects that all steps of a training share.
 
     Attributes:
+        ledger: counts the releases. On rank 0, it is a `Ledger`, which also writes them to disk.
         noise: source of the noise. It is wrapped in `CorrelatedNoise` if the algorithm's mechanism
             correlates the noise of its steps.
-        max_releases: number of releases that the budget allows; None without a budget.
+        max_releases: largest number of releases that the budget allows; None without a budget. A
+            step makes one release, unless it exactly repeats an earlier step.
         ranks: processes that take each step together.
-        captured_sums: CUDA graphs that sum shares, recorded in earlier steps.
+        captured_sums: CUDA graphs that sum shares. They are captured in the first steps.
     """
 
     algorithm: Algorithm
@@ -47,6 +49,7 @@ class Training:
     max_releases: int | None = None
     ranks: Ranks = ALONE
     captured_sums: CapturedSums = field(default_factory=CapturedSums, repr=False)
+    # by whether each parameter requires gradients
     _mechanisms: dict[tuple[bool, ...], Mechanism] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -60,7 +63,7 @@ class Training:
     def mechanism(self) -> Mechanism:
         """Return the mechanism of a step with the parameters that require gradients now.
 
-        It is cached, because captured sums belong to one mechanism object.
+        It is cached, because a captured sum is found by the identity of its mechanism.
         """
         trained = tuple(parameter.requires_grad for parameter in self.parameters.values())
         if trained not in self._mechanisms:
@@ -75,20 +78,20 @@ def private_step(
     expected_batch_size: float,
     weights_digest: str = "",
 ) -> None:
-    """Take one step of Algorithm 1 (Ziller et al. 2021, section 4.2) with any algorithm.
+    """Take one step of DP-SGD (Ziller et al. 2021, Algorithm 1), generalised to any `Algorithm`.
 
     Args:
-        training: what stays the same from step to step.
+        training: the objects that all steps share.
         step: number of the step, from 0. Seeded noise is a function of it.
         micro_batches: the sampled examples. There may be none, because Poisson sampling can draw an
             empty batch. If memory runs out, the micro-batches of a `MicroBatches` are halved.
         expected_batch_size: divisor of the noisy sum. It must not depend on the sampled batch.
-        weights_digest: digest of the starting weights. Pass it only if a repeat of this step may
-            start from other weights; see `Tally.append`.
+        weights_digest: digest of the weights before the step. Pass it only if a repeat of this
+            step may begin with other weights; see `Tally.append`.
 
     Formal guarantees:
-        - The parameters change only through `total + ξ`. ξ has the covariance that
-          `algorithm.mechanism()` states, and is drawn once, by rank 0.
+        - The parameters change only through S + ξ, where S is the sum of the shares on all ranks.
+          ξ has the covariance that `training.mechanism()` states, and is drawn once, by rank 0.
         - The step is in the ledger before any parameter changes on any rank: rank 0 writes the line
           before it joins the all-reduce, and no rank has the sum before that.
 
@@ -96,19 +99,20 @@ def private_step(
         BudgetExceeded: the step would exceed `max_epsilon`. Nothing was drawn or changed.
         UserError: there is not enough memory for one example, or memory ran out in a step that
             repeats an earlier one.
-        WrittenError: the model or the loss changed a weight. Nothing was released.
+        WrittenError: the model or the loss changed a weight. The ledger counts the step, although
+            nothing was released.
     """
     ledger, ranks = training.ledger, training.ranks
-    spent = training.max_releases is not None and ledger.releases >= training.max_releases
-    if spent and not ledger.holds(step, weights_digest):  # repeating a release costs nothing
+    is_repeat = ledger.holds(step, weights_digest)  # repeating a release costs nothing
+    max_releases = training.max_releases
+    if max_releases is not None and ledger.releases >= max_releases and not is_repeat:
         raise BudgetExceeded
     algorithm, mechanism = training.algorithm, training.mechanism()
     device = next(iter(training.parameters.values())).device
-    releases_before = ledger.releases
     ledger.append(step, weights_digest)  # before the sum and its noise exist
-    is_repeat = ledger.releases == releases_before  # the ledger had this release already
+    # If memory runs out, `sum_shares` halves the size of the micro-batches in place.
     size_before = micro_batches.size.examples if isinstance(micro_batches, MicroBatches) else 0
-    marks = mark_weights(training.parameters)
+    marks = mark_weights(training.parameters)  # to notice if the model or the loss writes to them
     try:
         local_sum = training.captured_sums.sum(
             algorithm,
@@ -120,23 +124,17 @@ def private_step(
         if local_sum is None:  # this step cannot use a CUDA graph: sum eagerly
             local_sum = sum_shares(algorithm, mechanism, micro_batches, device)
     except Exception:
-        # This excludes KeyboardInterrupt, at which torch may still have other tensors in place of
-        # the weights: `require_unwritten` would then fail although no weight was written.
+        # Not after a KeyboardInterrupt, which may come before torch has put the weights back into
+        # the model: `require_unwritten` would take that for a write.
         require_unwritten(training.parameters, marks)
         raise
     require_unwritten(training.parameters, marks)
-    total = local_sum
-    # Upper bound on the examples of all ranks; 0 for one rank, whose sum has widened itself.
-    max_examples = 0
-    if isinstance(micro_batches, MicroBatches) and ranks.size > 1:
-        max_examples = ranks.max(micro_batches.count) * ranks.size
-    is_secure = not training.noise.repeatable  # secure noise alone is never drawn twice
-    # float32 would round a sum over many examples too coarsely, and secure noise must be added
-    # before the sum is rounded to its grid.
-    if max_examples > MICRO_BATCH or is_secure:
-        total = widen(local_sum)
+    is_secure = not training.noise.repeatable  # only secure noise cannot be drawn again
+    if is_secure or _needs_wide_sum(micro_batches, ranks):
+        # Secure noise is added in float64, and the noisy sum is rounded to a grid afterwards.
+        widen(local_sum)
     if isinstance(micro_batches, MicroBatches):
-        was_halved = ranks.max(micro_batches.size.examples != size_before)
+        was_halved = ranks.any(micro_batches.size.examples != size_before)
         if was_halved:
             # A repeat would begin with the smaller micro-batches, whose sum rounds differently.
             ledger.forbid_repeats(step)
@@ -144,23 +142,21 @@ def private_step(
             raise UserError(
                 f"out of memory in step {step:,}, which was taken before and would not be "
                 "identical with smaller micro-batches: run the same command with "
-                f"{setting('trainer.micro_batch', micro_batches.size.examples)}. It continues with "
-                "new noise and counts the step again."
+                f"{setting('trainer.micro_batch', micro_batches.size.examples)}. The run then "
+                "continues with new noise, and the step counts again."
             )
-    # Fuse the division into the noise pass if the algorithm only averages, nothing is sent (one
-    # rank) and nothing is rounded to a grid (seeded noise). The result is bit-identical.
+    # Fuse the division by the batch size into the noise pass if the algorithm only averages,
+    # nothing is sent (one rank) and nothing is rounded to a grid (seeded noise). The result is
+    # bit-identical.
     fuse_division = algorithm.averages and ranks.size == 1 and not is_secure
     if ranks.is_first:
-        total = add_noise(
-            total,
-            mechanism,
-            training.noise,
-            step,
-            times=1 / expected_batch_size if fuse_division else 1.0,
-        )
+        factor = 1 / expected_batch_size if fuse_division else 1.0
+        add_noise(local_sum, mechanism, training.noise, step, factor)
     if ranks.size > 1:
         ledger.sync()  # before the noisy sum leaves this process
-    release = round_to_grid(ranks.all_reduce(total), mechanism, training.noise)
+    noisy_sum = ranks.all_reduce(local_sum)
+    # Converts a wide sum to the dtypes of the blocks. Only secure noise is rounded to a grid.
+    release = round_to_grid(noisy_sum, mechanism, training.noise)
     # Read before `postprocess`, which advances the algorithm to its next step.
     sets_weights = algorithm.sets_weights
     if fuse_division:
@@ -175,28 +171,39 @@ def private_step(
         descend(training.parameters, training.optimizer, update)
 
 
+def _needs_wide_sum(micro_batches: Iterable[Batch], ranks: Ranks) -> bool:
+    """Return True if the sum over all ranks has too many examples for float32; see `Total`.
+
+    A single rank's own sum is wide already if it has many examples.
+    """
+    if ranks.size == 1 or not isinstance(micro_batches, MicroBatches):
+        return False
+    max_examples = ranks.max(micro_batches.count) * ranks.size  # upper bound on all ranks'
+    return max_examples > MICRO_BATCH
+
+
 def sum_shares(
     algorithm: Algorithm,
     mechanism: Mechanism,
     micro_batches: Iterable[Batch],
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Return S, the sum of all examples' shares over all micro-batches.
+    """Return S, the sum of all shares over all micro-batches, by block.
 
     If memory runs out, the sum starts again from zero with smaller micro-batches, so no example
     counts twice.
     """
     while True:
-        total = Total(mechanism, device)  # S, one tensor per block
+        total = Total(mechanism, device)
         num_examples = 0
         try:
-            for arguments in arguments_of(micro_batches):
-                batch = arguments[0]
-                num_examples += len(batch[0])
+            for batch, *share_sizes in arguments_of(micro_batches):
+                inputs, _ = batch
+                num_examples += len(inputs)
                 if num_examples > MICRO_BATCH and not total.is_wide:
                     total.widen()
-                algorithm.accumulate(total, *arguments)  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
-            return total.whole()
+                algorithm.accumulate(total, batch, *share_sizes)  # S += Σᵢ uᵢ, where ‖uᵢ‖₂ ≤ bound
+            return total.all_blocks()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or not isinstance(micro_batches, MicroBatches):
                 raise
@@ -207,9 +214,10 @@ def sum_shares(
 
 
 def arguments_of(micro_batches: Iterable[Batch]) -> Iterator[tuple[Any, ...]]:
-    """Yield `accumulate`'s arguments for each micro-batch: `(batch,)` or `(batch, share_sizes)`.
+    """Yield, for each micro-batch, the arguments of `accumulate` after the total.
 
-    `share_sizes` has the number of examples of each share, an owner's.
+    They are `(batch,)` or, if several examples form a share, `(batch, share_sizes)` with the number
+    of examples of each share in the batch.
     """
     if isinstance(micro_batches, MicroBatches) and micro_batches.shares is not None:
         share_sizes = [sizes for _, sizes in micro_batches.cuts()]

@@ -47,6 +47,6 @@ class Total(dict[str, Tensor]):
         self.is_wide = True
         widen(self)
 
-    def whole(self) -> dict[str, Tensor]:
+    def all_blocks(self) -> dict[str, Tensor]:
         """Return every block, in the mechanism's order. Unused blocks are zero."""
         return {name: self[name] for name in self.blocks}

@@ -326,7 +326,7 @@ def _draw_noise(
     source = subject.noise(subject.key)
     at_watched, along_move = [], []
     for draw in range(num_draws):
-        total = Total(mechanism, subject.device).whole()
+        total = Total(mechanism, subject.device).all_blocks()
         noisy = add_noise(total, mechanism, source, FAR_STEP + draw)
         noise = coordinates.to_vector(noisy).double()
         at_watched.append(noise[watched.to(noise.device)].cpu())
@@ -408,7 +408,7 @@ class Hostile:
                 shares.append(len(inputs) - 4)
             arguments.append(tuple(shares))
         subject.algorithm.accumulate(total, *arguments)
-        return self.coordinates.to_vector(total.whole()).double().cpu()
+        return self.coordinates.to_vector(total.all_blocks()).double().cpu()
 
     def _move(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return how a hostile unit with these examples changes the sum."""
