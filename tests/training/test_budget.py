@@ -33,7 +33,7 @@ from zdp_bench.training.build import build_algorithm
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.run import Outcome, run
 from zdp_bench.training.setup import load_data
-from zdp_bench.training.spending import FILE, read_spendings, reserve
+from zdp_bench.training.spending import FILE, find_spendings, reserve
 
 UNIFORM = ["trainer=uniform", "trainer.sample_rate=null", "trainer.batch_size=140"]
 
@@ -202,7 +202,7 @@ def begin(results: Path, *overrides: str, z: float = 1.5, steps: int = 20, name:
 
 def budget_of(results: Path, *data: str) -> Sheet:
     """What `zdp-bench budget` shows."""
-    return sheet(read_spendings(results)[0], None, [], results, *data)
+    return sheet(find_spendings(results)[0], None, [], results, *data)
 
 
 def test_two_runs_one_after_the_other_cannot_pass_the_total_budget(
@@ -266,7 +266,7 @@ def test_other_options_of_the_same_files_do_not_hide_what_was_spent(
 def test_runs_that_share_files_by_way_of_another_are_in_one_group(
     tiny: tuple[Path, Outcome],
 ) -> None:
-    (one,), _ = read_spendings(tiny[0])
+    (one,), _ = find_spendings(tiny[0])
     files = {"a": "1 2", "b": "5 6", "c": "2 5", "d": "7"}
     runs = [
         replace(one, dataset=name, data=name, sources=frozenset(own.split()))
@@ -286,7 +286,7 @@ def test_a_budget_adds_what_is_spent_of_one_unit(finished: Outcome, tmp_path: Pa
     done = carry_out(tmp_path, by_unit, f"privacy.total_budget={both}")
     with pytest.raises(UserError, match=r"protect different units \(example, image.*\), so their"):
         begin(tmp_path, "privacy.total_budget=1000")
-    runs, _ = read_spendings(tmp_path)
+    runs, _ = find_spendings(tmp_path)
     shown = budget_of(tmp_path)
     assert shown.numbers[-1]["epsilon"] is None
     assert shown.numbers[-1]["epsilon_unit"] > of_unit
@@ -303,13 +303,13 @@ def test_a_budget_adds_what_is_spent_of_one_unit(finished: Outcome, tmp_path: Pa
     assert line["epsilon"] == line["epsilon_unit"]
     assert line["epsilon_unit"] == pytest.approx(done.record.document["privacy"]["epsilon_patient"])
     done.path.unlink()
-    for found in (runs, read_spendings(tmp_path)[0]):
+    for found in (runs, find_spendings(tmp_path)[0]):
         assert [one.examples for one in found if one.by_unit] == [1]
 
 
 def test_a_run_that_was_stopped_counts_with_all_the_steps_it_plans(tmp_path: Path) -> None:
     def planned() -> Spending:
-        (one,), _ = read_spendings(tmp_path)
+        (one,), _ = find_spendings(tmp_path)
         return one
 
     budget = "privacy.total_budget=3"
@@ -364,8 +364,8 @@ def test_a_damaged_plan_is_refused_and_left_out_of_what_budget_shows(
         change = plan[section] | change
     path.write_text(json.dumps(plan | {section: change}))
     with pytest.raises(UserError, match=rf"^{path}: is damaged: it does not fit at {section}"):
-        read_spendings(tmp_path)
-    (whole,), unknown = read_spendings(tmp_path, skip_damaged=True)
+        find_spendings(tmp_path)
+    (whole,), unknown = find_spendings(tmp_path, skip_damaged=True)
     assert whole.spent.steps == 20
     assert unknown == [path.parent]
     assert f"left out: {path}: is damaged" in capsys.readouterr().err
@@ -384,11 +384,11 @@ def test_what_a_kill_makes_a_secure_run_repeat_is_counted_before_it_continues(
     for kills in (1, 2):
         with pytest.raises(ZeroDivisionError):
             run(configured(tmp_path, *words), Killed())
-        (found,), _ = read_spendings(tmp_path)
+        (found,), _ = find_spendings(tmp_path)
         assert len(steps_in(found.home / "ledger.jsonl")) == 7 * kills
     record = carry_out(tmp_path, *words).record.document
     assert record["privacy"]["steps"] <= found.spent.steps
-    (done,), _ = read_spendings(tmp_path)
+    (done,), _ = find_spendings(tmp_path)
     assert done.spent.steps == record["privacy"]["steps"]
 
 
@@ -398,7 +398,7 @@ def test_a_ledger_that_nothing_explains_refuses_a_total_budget(
     home, budget = finished.path.parent, "privacy.total_budget=100"
     for name in ("record.json", FILE):
         (home / name).unlink()
-    assert read_spendings(tmp_path) == ([], [home / "ledger.jsonl"])
+    assert find_spendings(tmp_path) == ([], [home / "ledger.jsonl"])
     with pytest.raises(UserError, match="contains steps of an unfinished run"):
         begin(tmp_path, budget)
     assert carry_out(tmp_path, budget).path.parent == home  # which explains it
@@ -413,11 +413,11 @@ def test_a_run_counts_wherever_in_the_results_folder_it_was_moved(
     home = finished.path.parent
     if not is_finished:
         finished.path.unlink()
-    ((before,), _) = read_spendings(tmp_path)
+    ((before,), _) = find_spendings(tmp_path)
     moved = tmp_path / to
     moved.parent.mkdir(parents=True, exist_ok=True)
     home.rename(moved)
-    ((after,), unknown) = read_spendings(tmp_path)
+    ((after,), unknown) = find_spendings(tmp_path)
     assert after == replace(before, home=moved)
     assert not unknown
     with pytest.raises(UserError, match=r"privacy.total_budget=0.01: 1 runs"):
@@ -429,7 +429,7 @@ def test_a_copy_or_an_export_of_a_finished_run_counts_no_second_time(
 ) -> None:
     shutil.copytree(finished.path.parent, tmp_path / "backup" / "run")
     export(tmp_path, "quickstart", tmp_path / "exports" / "model")
-    ((spending,), unknown) = read_spendings(tmp_path)
+    ((spending,), unknown) = find_spendings(tmp_path)
     assert spending.spent.steps == finished.record.privacy.steps
     assert not unknown
 
@@ -452,7 +452,7 @@ def test_of_a_federation_each_node_is_bounded(finished: Outcome, tmp_path: Path)
     nodes = [own | {"node": i} | new for i, new in enumerate(changes)]
     record = finished.record.document | {"privacy": own | {"nodes": nodes}}
     finished.path.write_text(json.dumps(record))
-    (found,), unknown = read_spendings(tmp_path)
+    (found,), unknown = find_spendings(tmp_path)
     assert found.spent == Spent(own["z"] / 2, Sampling(**wide), 99)
     assert not unknown
     with pytest.raises(UserError, match="applies to central runs"):

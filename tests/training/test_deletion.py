@@ -17,7 +17,7 @@ from zdp_bench.training.deletion import delete, find_homes
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.run import run
 from zdp_bench.training.run_folder import Outcome
-from zdp_bench.training.spending import read_spendings
+from zdp_bench.training.spending import find_spendings
 
 
 class Interrupting(Silent):
@@ -29,7 +29,7 @@ class Interrupting(Silent):
 
 
 def spendings(folder: Path) -> list[Spending]:
-    found, unknown = read_spendings(folder)
+    found, unknown = find_spendings(folder)
     assert unknown == []
     return found
 

@@ -18,7 +18,7 @@ from zdp_bench.privacy.ledger_lines import chain, make_line, read_ledger
 from zdp_bench.report.budget import sheet
 from zdp_bench.training import run
 from zdp_bench.training.run import Outcome
-from zdp_bench.training.spending import read_spendings
+from zdp_bench.training.spending import find_spendings
 
 STEPS, RATE = 20, 0.1
 WORDS = ["algorithm.noise_multiplier=1.3", "seed=3"]
@@ -116,7 +116,7 @@ def check(results: Path, steps: int, most: int = 0) -> None:
     expected = by_dp_accounting(counted, privacy["z"], privacy["delta"])
     assert privacy["epsilon_tight"] == pytest.approx(expected, rel=3e-3)
     assert privacy["ledger"]["entries"] == counted
-    spendings, unknown = read_spendings(results)
+    spendings, unknown = find_spendings(results)
     assert not unknown
     assert [spending.spent.steps for spending in spendings] == [counted]
     (line,) = sheet(spendings, None, [], results).numbers
@@ -208,7 +208,7 @@ def test_a_folder_that_was_renamed_counts_under_its_new_name(tmp_path: Path) -> 
         carry_out(tmp_path, *WORDS)
     home.rename(home.with_name("before"))
     carry_out(tmp_path, *WORDS)
-    (line,) = sheet(read_spendings(tmp_path)[0], None, [], tmp_path).numbers
+    (line,) = sheet(find_spendings(tmp_path)[0], None, [], tmp_path).numbers
     expected = by_dp_accounting(2 * STEPS, privacy["z"], privacy["delta"])
     assert (line["runs"], line["epsilon"]) == (2, pytest.approx(expected, rel=3e-3))
 
@@ -228,7 +228,7 @@ def test_a_record_of_before_that_lacks_a_generation_is_counted_by_its_ledgers(
         digest = digest if hasattr(entry, "state_digest") else chain(digest, entry)
     (home / name).parent.mkdir(parents=True, exist_ok=True)
     (home / name).write_bytes(content)
-    (spending,), _ = read_spendings(tmp_path)
+    (spending,), _ = find_spendings(tmp_path)
     assert spending.spent.steps == 2 * STEPS
 
 

@@ -41,7 +41,7 @@ from zdp_bench.training import run
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.progress import Reporter
 from zdp_bench.training.run import Outcome
-from zdp_bench.training.spending import FILE, read_spendings
+from zdp_bench.training.spending import FILE, find_spendings
 
 
 @contextmanager
@@ -113,8 +113,8 @@ def test_a_file_system_without_locks_is_one_sentence(
         ("ledger.jsonl", carry_out),
         ("ledger.jsonl.1", carry_out),
         ("../{}.lock", carry_out),
-        ("spending.json", read_spendings),
-        ("other.jsonl", read_spendings),  # which nothing explains
+        ("spending.json", find_spendings),
+        ("other.jsonl", find_spendings),  # which nothing explains
     ],
 )
 def test_a_fifo_is_refused(
@@ -185,7 +185,7 @@ def test_two_processes_that_force_a_secure_run_at_once_lose_no_release(
     assert privacy["steps"] == 3 * own["steps"]
     assert privacy["epsilon_tight"] == pytest.approx(tight(privacy, 60))
     assert len([*first.path.parent.glob("ledger.jsonl*")]) == 3
-    (found,), _ = read_spendings(tmp_path / "secure")
+    (found,), _ = find_spendings(tmp_path / "secure")
     assert found.spent.steps == 60 == read_json(found.home / FILE)["privacy"]["steps"]
     # and a run says whether it is one
     secured = first.record.document["privacy"]

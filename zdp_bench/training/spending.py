@@ -117,13 +117,8 @@ def _plan_of(config: Run, data: Splits, mechanism: Mechanism, steps: int) -> Pla
 def _require_within(config: Run, own: Spending) -> None:
     budget, delta = config.privacy.total_budget, config.privacy.delta
     assert budget is not None
-    others, unknown = read_spendings(config.results, but=own.home)
-    if unknown:
-        raise UserError(
-            f"privacy.total_budget={budget:g}: {unknown[0]} contains steps of an unfinished run "
-            "without its data. Finish that run, or move its folder away."
-        )
-    others = [other for other in others if other.may_share(own)]
+    earlier = read_spendings(config.results, but=own.home)
+    others = [other for other in earlier if other.may_share(own)]
     log.warning(
         "privacy.total_budget=%g: %d earlier runs in %s may share examples with this one; runs in "
         "other folders are not counted",
@@ -149,7 +144,23 @@ def _require_within(config: Run, own: Spending) -> None:
         )
 
 
-def read_spendings(
+def read_spendings(results: Path, but: Path | None = None) -> list[Spending]:
+    """Return what every run has spent or may still spend; see `find_spendings`.
+
+    Raises:
+        UserError: the results folder contains steps whose run is not known, or a damaged run, so
+            the total ε is not known.
+    """
+    spendings, unknown = find_spendings(results, but)
+    if unknown:
+        raise UserError(
+            f"{unknown[0]}: contains steps of an unfinished run without its data, so the total ε "
+            f"in {results} is not known. Finish that run, or move its folder away."
+        )
+    return spendings
+
+
+def find_spendings(
     results: Path, but: Path | None = None, skip_damaged: bool = False
 ) -> tuple[list[Spending], list[Path]]:
     """Return what every run has spent or may still spend, and the paths whose spending is unknown.
@@ -210,7 +221,7 @@ def _is_copy(home: Path, others: Sequence[Path]) -> bool:
 
 def read_recipes_spendings(config: Run, data: Splits) -> list[Spending]:
     """Return what the runs of a recipe have spent on `data`, as `zdp-bench budget` counts it."""
-    spendings, _ = read_spendings(config.results)
+    spendings = read_spendings(config.results)
     of_recipe = [spending for spending in spendings if spending.recipe == config.recipe]
     data_set = config.dataset.name, data.digest, data.sources
     return [spending for spending in of_recipe if spending.may_read(*data_set)]

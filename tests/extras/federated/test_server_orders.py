@@ -143,6 +143,20 @@ def test_other_names_for_a_run_buy_a_server_no_more_releases(configured: Make) -
     site.close()
 
 
+def test_steps_of_an_unknown_run_leave_no_budget(configured: Make) -> None:
+    """A ledger without its run's file counted nothing, so the site gave its budget again."""
+    site = Site(configured(*OWN, "privacy.max_epsilon=1000"))
+    prepare(site.node(0))
+    assert take_rounds(site.node(0), 2) == 2
+    site.close()
+    (planned,) = site.config.results.rglob("spending.json")
+    planned.unlink()
+    site = Site(site.config)
+    with pytest.raises(UserError, match="contains steps of an unfinished run"):
+        prepare(site.node(0), "b" * 64)
+    site.close()
+
+
 def test_a_run_that_goes_on_keeps_its_budget(configured: Make) -> None:
     site = Site(configured(*OWN))
     prepare(site.node(0))

@@ -31,7 +31,7 @@ from zdp_bench.extras.sharing.loading import predict_file
 from zdp_bench.report import budget
 from zdp_bench.report.terminal import show_validation
 from zdp_bench.training.run import run
-from zdp_bench.training.spending import read_spendings
+from zdp_bench.training.spending import find_spendings
 
 CLASSES = ("sick", "well")
 
@@ -515,10 +515,10 @@ def test_own_data_are_called_by_the_name_of_their_folder(tmp_path: Path) -> None
     assert (found.data.name, found.data.title) == ("folder", "scans")
     assert found.data.shown == "scans: folder, own"
     assert records.frame([found])["dataset"].tolist() == ["scans"]
-    (spending,) = read_spendings(tmp_path)[0]
+    (spending,) = find_spendings(tmp_path)[0]
     assert (spending.dataset, spending.shown) == ("folder", "scans")
     (line,) = budget.sheet([spending], None, [], tmp_path, "scans").numbers
     assert line["dataset"] == "scans"
     for path in tmp_path.glob("runs/*/*/record.json"):
         path.unlink()
-    assert read_spendings(tmp_path)[0][0].shown == "scans", "also of a run that is under way"
+    assert find_spendings(tmp_path)[0][0].shown == "scans", "also of a run that is under way"

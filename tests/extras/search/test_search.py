@@ -30,7 +30,7 @@ from zdp_bench.extras.search.space import read_search
 from zdp_bench.records import Record
 from zdp_bench.report import budget
 from zdp_bench.training import evaluation, run
-from zdp_bench.training.spending import read_spendings
+from zdp_bench.training.spending import find_spendings
 
 WHOLE = ["recipe=quickstart", "trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]"]
 # The claimed ε is not looked at here, and this accountant is quick.
@@ -216,7 +216,7 @@ def test_no_run_of_an_earlier_call_is_lost(
     carry_out(tmp_path, RATES, trials=2, sampler="random")
     act(tmp_path, monkeypatch)
     found = carry_out(tmp_path, RATES, trials=2, sampler="random")
-    spendings, _ = read_spendings(tmp_path)
+    spendings, _ = find_spendings(tmp_path)
     (line,) = budget.sheet(spendings, None, [], tmp_path).numbers
     assert found["privacy"]["epsilon_all"] == line["epsilon"]
     assert found["privacy"]["epsilon_all_unit"] == line["epsilon_unit"]
@@ -224,6 +224,16 @@ def test_no_run_of_an_earlier_call_is_lost(
     expected = by_dp_accounting(spent, 0.2, found["privacy"]["delta"])
     assert line["epsilon"] == pytest.approx(expected, rel=3e-3)
     assert found["privacy"]["runs"] == len(spendings) > 2
+
+
+def test_steps_of_an_unknown_run_refuse_a_search(tmp_path: Path) -> None:
+    """A ledger without its run's files was left out of the search's ε."""
+    carry_out(tmp_path, RATES, trials=1, sampler="random")
+    (record,) = tmp_path.glob("runs/*/*/record.json")
+    record.unlink()
+    record.with_name("spending.json").unlink()
+    with pytest.raises(UserError, match="contains steps of an unfinished run"):
+        carry_out(tmp_path, RATES, epsilon=100.0, trials=2, sampler="random")
 
 
 def test_a_trial_that_diverges_is_no_end_and_counts(

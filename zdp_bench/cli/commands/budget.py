@@ -29,13 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.privacy.statement import require_delta
     from zdp_bench.report import budget
-    from zdp_bench.training.spending import read_spendings
+    from zdp_bench.training.spending import find_spendings
 
     delta = options.delta
     if delta is not None:
         require_delta("--delta", delta)
     require_records(options.results)
-    spendings, unexplained = read_spendings(options.results, skip_damaged=True)
+    spendings, unexplained = find_spendings(options.results, skip_damaged=True)
     if options.dataset:
         names = {spending.dataset for spending in spendings}
         names |= {spending.shown for spending in spendings}
