@@ -14,8 +14,8 @@ from zdp_bench.data.roahd import FOLDS, Roahd
 from zdp_bench.errors import UserError
 
 
-def write_headers(root: Path, *diagnoses: str, first: int = 0) -> Path:
-    """Write recordings A0000, A0001, …, or from number `first` on, of some diagnoses."""
+def write_headers(root: Path, *diagnoses: str, first: int = 1) -> Path:
+    """Write recordings A0001, A0002, …, or from number `first` on, of some diagnoses."""
     folder = root / FOLDER / "cinc2020_wfdb"
     for number, diagnosis in enumerate(diagnoses, start=first):
         write_ecg(folder, f"A{number:04d}", number, diagnosis)
@@ -44,7 +44,7 @@ def test_a_recording_counts_by_its_first_label(tmp_path: Path) -> None:
     assert splits.notes == "recordings in CPSC 2018's form: 3 Normal, 2 LBBB"
     assert (len(splits.train), len(splits.test)) == (2, 3)
     assert (splits.outputs, splits.input_shape, splits.provenance) == (1, (512,), "derived")
-    for name in ("A0001.hea", "A0001.mat"):
+    for name in ("A0002.hea", "A0002.mat"):
         (folder / name).unlink()
     with pytest.raises(UserError, match="holds 3 recordings of Normal and 1 of LBBB"):
         dataset.load(tmp_path)
@@ -53,19 +53,19 @@ def test_a_recording_counts_by_its_first_label(tmp_path: Path) -> None:
 def test_only_recordings_that_are_read_make_it_official(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpsc2018, "RELEASE", frozenset(f"A{n:04d}" for n in range(4)))
-    folder = write_headers(tmp_path, NORMAL, LBBB, NORMAL, LBBB)
+    monkeypatch.setattr(cpsc2018, "RELEASED_NAMES", frozenset(f"A{n:04d}" for n in range(1, 7)))
+    folder = write_headers(tmp_path, NORMAL, LBBB, NORMAL, LBBB, PVC, PVC)
     dataset = Cpsc2018(test_share=0.5)
     assert dataset.load(tmp_path).provenance == "official"
     (tmp_path / "copies").mkdir()
-    for file in ("A0002.hea", "A0002.mat", "A0003.hea", "A0003.mat"):  # nobody looks there
+    for file in ("A0005.hea", "A0005.mat", "A0006.hea", "A0006.mat"):  # nobody looks there
         (folder / file).rename(tmp_path / "copies" / file)
-    write_headers(tmp_path, NORMAL, LBBB, first=7)
+    write_headers(tmp_path, PVC, PVC, first=7)
     assert dataset.load(tmp_path).provenance == "derived"
 
 
 def test_a_test_part_without_one_of_the_diagnoses_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="leave one part without one of the two"):
+    with pytest.raises(UserError, match="without one of these classes"):
         Cpsc2018(test_share=0.1).split(tmp_path, [0] * 98 + [1] * 2)
 
 

@@ -5,12 +5,12 @@ is used, "whereby the signal was pre-trimmed to length 512". This is `numpy.fft.
 which crops its INPUT, so only the first 512 samples (one second) have any effect. "Channel 3" is
 taken to be the third lead of the file, lead III.
 
-`cinc2020_wfdb/` contains recordings in PhysioNet's WFDB format: a header that states leads, rate
-and diagnoses, and the signal in a .mat file beside it. (The challenge's own MATLAB format is not
-read.)
+`CPSC2018/cinc2020_wfdb/` contains the recordings as distributed by the PhysioNet/Computing in
+Cardiology Challenge 2020, in WFDB format: a header that states leads, rate and diagnoses, and the
+signal in a .mat file beside it. (The MATLAB files of CPSC 2018 itself are not read.)
 
-The class of a recording is its FIRST diagnosis, which gives the paper's 1,125 recordings (918 and
-207).
+The class of a recording is its FIRST diagnosis. This gives the paper's 1,125 recordings: 918 Normal
+and 207 LBBB.
 
 The release does not say which recordings are of the same patient, so ε is per recording.
 """
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,12 +45,12 @@ from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
 
 FOLDER = "CPSC2018"
-Norm = Literal["backward", "ortho"]
+FftNorm = Literal["backward", "ortho"]
 RATE = 500  # Hz
 LEADS = 12
-MAX_SAMPLES = 200 * RATE  # the longest released recording has 144 s
+MAX_SAMPLES = 200 * RATE  # the longest released recording lasts 144 s
 Samples = Annotated[int, Interval(ge=1, le=MAX_SAMPLES)]
-# The challenge's diagnoses, with their SNOMED CT codes.
+# The diagnoses of CPSC 2018, with their SNOMED CT codes.
 DIAGNOSES: dict[str, tuple[str, ...]] = {
     "Normal": ("426783006",),
     "AF": ("164889003",),
@@ -64,9 +63,20 @@ DIAGNOSES: dict[str, tuple[str, ...]] = {
     "STE": ("164931005",),
 }
 # Number of recordings in the release with each first diagnosis (Liu et al. 2018).
-RELEASED = dict(zip(DIAGNOSES, (918, 1098, 704, 207, 1695, 556, 672, 825, 202), strict=True))
-RELEASE = frozenset(f"A{number:04d}" for number in range(1, 6878))  # names of the recordings
+RELEASED_COUNTS = {
+    "Normal": 918,
+    "AF": 1098,
+    "I-AVB": 704,
+    "LBBB": 207,
+    "RBBB": 1695,
+    "PAC": 556,
+    "PVC": 672,
+    "STD": 825,
+    "STE": 202,
+}
+RELEASED_NAMES = frozenset(f"A{number:04d}" for number in range(1, 6878))
 SINUS_RHYTHM = "426783006"  # means a normal ECG in CPSC 2018, but only the rhythm elsewhere
+# SNOMED CT code or abbreviation -> abbreviation
 _BY_CODE = {code: name for name, codes in DIAGNOSES.items() for code in (name, *codes)}
 
 
@@ -74,7 +84,7 @@ def read_wfdb(path: Path, channels: Sequence[int]) -> tuple[list[str], np.ndarra
     """Read a recording's diagnosis codes, and leads [samples, channels] in mV.
 
     Args:
-        path: path of the header.
+        path: path of the header. That of a signal without a header is rejected.
         channels: leads to read, counted from 1.
     """
     with reading(path):
@@ -82,9 +92,9 @@ def read_wfdb(path: Path, channels: Sequence[int]) -> tuple[list[str], np.ndarra
     record = open_record(path, RATE, MAX_SAMPLES)
     signals = path.with_suffix(".mat")
     with reading(path):
-        rule = f"names {len(record.leads)} leads where {LEADS} were expected"
-        expect(len(record.leads) >= LEADS, rule)
-        others = ", ".join(file.name for file in record.files[1:])
+        fault = f"names {len(record.leads)} leads where at least {LEADS} were expected"
+        expect(len(record.leads) >= LEADS, fault)
+        others = ", ".join(file.name for file in record.files[1:])  # after the header
         expect(record.files == [path, signals], f"names {others} where {signals.name} was expected")
         diagnoses = [line for line in record.comments if line.startswith("Dx:")]
         expect(bool(diagnoses), "has no diagnosis (#Dx)")
@@ -97,14 +107,14 @@ def first_diagnosis(path: Path, codes: list[str]) -> str:
     """Return the first diagnosis of a recording.
 
     Raises:
-        UserError: A diagnosis is none of the challenge's nine, or is sinus rhythm in a recording of
-            another database, where it does not mean a normal ECG.
+        UserError: A diagnosis is none of the nine of CPSC 2018, or is sinus rhythm in another
+            database's recording, where it does not mean a normal ECG.
     """
+    is_of_release = path.stem in RELEASED_NAMES
     with reading(path):
         for code in codes:
-            rule = f"has diagnosis '{code}', which is none of {', '.join(DIAGNOSES)}"
-            expect(code in _BY_CODE, rule)
-            is_of_release = re.fullmatch(r"A\d{4}", path.stem) is not None
+            fault = f"has diagnosis '{code}', which is none of {', '.join(DIAGNOSES)}"
+            expect(code in _BY_CODE, fault)
             expect(
                 is_of_release or code != SINUS_RHYTHM,
                 f"has diagnosis {code}, sinus rhythm, which means Normal in CPSC 2018 only, whose "
@@ -114,19 +124,23 @@ def first_diagnosis(path: Path, codes: list[str]) -> str:
 
 
 def find_recordings(folder: Path) -> list[Path]:
-    """List the headers in `cinc2020_wfdb`; reject repeated names and links out of the folder.
+    """List the headers in `cinc2020_wfdb`.
 
-    Signals without a header are listed too, so that reading them raises an error.
+    A signal without a header is listed too, so that reading it raises an error.
+
+    Raises:
+        UserError: There is no recording, a name occurs twice, or a link leads out of the folder.
     """
     home = folder / "cinc2020_wfdb"
     headers = sorted(home.rglob("*.hea"))
-    named = {path.stem for path in headers}
-    paths = headers + sorted(path for path in home.rglob("*.mat") if path.stem not in named)
+    stems_with_header = {path.stem for path in headers}
+    signals = sorted(home.rglob("*.mat"))
+    paths = headers + [path for path in signals if path.stem not in stems_with_header]
     if not paths:
         raise absent(home / "*.hea", "cpsc2018")
-    names = Counter(path.stem for path in paths)
+    count_of_stem = Counter(path.stem for path in paths)
     for path in paths:
-        if names[path.stem] > 1:
+        if count_of_stem[path.stem] > 1:
             raise UserError(
                 f"{path}: a recording named {path.stem} occurs twice; each may occur once."
             )
@@ -148,18 +162,18 @@ class Cpsc2018(Dataset):
         fft_length: number of samples to which the FFT crops or pads its input.
         fft_norm: normalisation of `numpy.fft.fft`.
         test_share: fraction of the recordings to test on.
-        split_seed: seed that draws them.
-        bad_examples: see `read_each`.
+        split_seed: seed of the split into training and test recordings.
+        bad_examples: whether an unusable recording raises an error (refuse) or is left out (skip).
     """
 
-    names_owners: ClassVar[bool] = False
+    names_owners: ClassVar[bool] = False  # the release does not say whose a recording is
 
     positive: str = "LBBB"
     negative: str = "Normal"
     channel: Annotated[int, Interval(ge=1, le=LEADS)] = 3
     length: Samples = 5000
     fft_length: Samples = 512
-    fft_norm: Norm = "backward"
+    fft_norm: FftNorm = "backward"
     test_share: Fraction = 0.1
     split_seed: int = 0
     bad_examples: BadExamples = "refuse"
@@ -168,13 +182,13 @@ class Cpsc2018(Dataset):
         for key in ("positive", "negative"):
             if getattr(self, key) not in DIAGNOSES:
                 raise unknown(f"dataset.{key}", getattr(self, key), DIAGNOSES)
-        rule = "must be another diagnosis than dataset.positive"
+        rule = "must differ from dataset.positive"
         require(self.positive != self.negative, "dataset.negative", self.negative, rule)
 
     def load(self, root: Path) -> Splits:
-        """Load the recordings; 'official' if all names of the release, and no others, were read.
+        """Load the recordings.
 
-        The release has no checksums.
+        They are 'official' if their names are exactly those of the release, which has no checksums.
         """
         folder = root / FOLDER
         recordings = find_recordings(folder)
@@ -202,7 +216,7 @@ class Cpsc2018(Dataset):
             self.split_seed,
         )
         digest.update(repr(settings).encode())
-        is_whole = names == RELEASE
+        is_whole = names == RELEASED_NAMES
         notes = f"{targets.count(0)} {self.negative}, {targets.count(1)} {self.positive}"
         if not is_whole:
             notes = f"recordings in CPSC 2018's form: {notes}"
@@ -224,10 +238,12 @@ class Cpsc2018(Dataset):
         )
 
     def released(self, root: Path) -> DatasetInfo | None:
+        """Return the counts of the release if its files are missing; see `Dataset.released`."""
         folder = root / FOLDER
-        if any(True for _ in folder.glob("cinc2020_wfdb/**/*.*")):
+        if next(folder.glob("cinc2020_wfdb/**/*.*"), None) is not None:
             return None
-        targets = [0] * RELEASED[self.negative] + [1] * RELEASED[self.positive]
+        counts = RELEASED_COUNTS
+        targets = [0] * counts[self.negative] + [1] * counts[self.positive]
         train, test = self.split(folder, targets)
         return DatasetInfo(
             train=len(train),
@@ -239,7 +255,7 @@ class Cpsc2018(Dataset):
         )
 
     def read(self, path: Path) -> tuple[str, np.ndarray]:
-        """Read the first diagnosis of a recording, and its lead [samples] in mV."""
+        """Read the first diagnosis of a recording, and its lead `channel` [samples] in mV."""
         codes, leads = read_wfdb(path, [self.channel])
         return first_diagnosis(path, codes), leads[:, 0]
 
@@ -259,10 +275,10 @@ class Cpsc2018(Dataset):
         if min(counts) < 2:
             raise UserError(
                 f"{folder}: holds {counts[0]} recordings of {self.negative} and {counts[1]} of "
-                f"{self.positive}; training and test parts each need one of either."
+                f"{self.positive}; the training and the test part each need at least one of both."
             )
-        held = math.ceil(self.test_share * len(targets))  # as scikit-learn rounds
-        if 2 <= held <= len(targets) - 2:
+        num_test = math.ceil(self.test_share * len(targets))  # rounded as in `stratified_split`
+        if 2 <= num_test <= len(targets) - 2:  # each part needs a recording of both classes
             train, test = stratified_split(np.array(targets), self.test_share, self.split_seed)
             train_classes = {targets[index] for index in train}
             test_classes = {targets[index] for index in test}
@@ -270,6 +286,6 @@ class Cpsc2018(Dataset):
                 return train, test
         raise UserError(
             f"dataset.test_share={self.test_share}: of {counts[0]} recordings of {self.negative} "
-            f"and {counts[1]} of {self.positive}, {held} to test on leave one part without one of "
-            "the two."
+            f"and {counts[1]} of {self.positive}, {num_test} to test on leave the training or the "
+            "test part without one of these classes."
         )

@@ -18,7 +18,7 @@ import torch
 from annotated_types import Interval
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
-from zdp_bench.data.cpsc2018 import DIAGNOSES, LEADS, Cpsc2018, Norm, read_wfdb
+from zdp_bench.data.cpsc2018 import DIAGNOSES, LEADS, Cpsc2018, FftNorm, read_wfdb
 from zdp_bench.data.files import absent, digest, require_inside, sha256
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import expect, reading
@@ -50,7 +50,7 @@ class Roahd(Dataset):
     fold: Annotated[int, Interval(ge=0, lt=FOLDS)] = 0
     split_seed: int = 0
     channel: Annotated[int, Interval(ge=1, le=LEADS)] = 3
-    fft_norm: Norm = "backward"
+    fft_norm: FftNorm = "backward"
     low_bins: Annotated[int, Interval(ge=1, le=255)] | None = None
 
     @property

@@ -1,9 +1,10 @@
-"""Builds the tables that are not a paper's: results of recipes at several ε (`papers/ours.yaml`).
+"""Build our own tables: results of recipes at several ε (`papers/ours.yaml`).
 
-A line of a table is a row or, if the row has variants, one of them. There is one column per target
-ε; ε = ∞ is training without privacy. A run belongs to a line if it has the experiment digest of one
-of the line's jobs (`Filling`, in `report.cells`). With `compare: VARIANT`, notes below the table
-compare that variant with the others of its row, seed by seed.
+A table has one line for each row or, if a row has variants, one for each variant. There is one
+column per target ε; ε = ∞ is training without privacy. A run belongs to a line if, apart from the
+seed, it computes the same as one of the line's jobs: their experiment digests are equal (`Filling`,
+in `report.cells`). With `compare: VARIANT`, notes below the table compare that variant with the
+others of its row, one seed at a time.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -31,6 +31,8 @@ from zdp_bench.report.sheet import Sheet
 from zdp_bench.report.tables import origin
 from zdp_bench.tasks.metric import Metric, describe
 
+RunsByTarget = dict[float, list[Record]]  # target ε -> the runs of all seeds and folds
+
 
 @dataclass(frozen=True)
 class Line:
@@ -44,16 +46,17 @@ class Line:
     row: str
     variant: str | None
     baseline: float | None
-    runs: dict[float, list[Record]]
+    runs: RunsByTarget
 
     @property
     def metric(self) -> Metric:
-        """The headline metric of its runs."""
-        return describe(next(iter(self.runs.values()))[0].headline.name)
+        """The headline metric, which all runs of a line have in common."""
+        first_run = next(iter(self.runs.values()))[0]
+        return describe(first_run.headline.name)
 
     @property
     def display_format(self) -> tuple[float, int, str]:
-        """How its metric is shown: scale, digits, unit."""
+        """The factor by which its metric is shown, the number of digits, and the unit."""
         metric = self.metric
         if metric.unit:
             digits = 1
@@ -70,11 +73,14 @@ class Line:
 
     @property
     def spent(self) -> dict[float, Privacy]:
-        """What its private runs spent, by target ε, the largest first."""
+        """What the first private run at each target ε spent, the largest ε first.
+
+        Other seeds spend the same. Other folds may train on slightly more or fewer units.
+        """
         return {target: self.runs[target][0].privacy for target in self.targets}
 
     @property
-    def owner_counts(self) -> list[int]:
+    def unit_counts(self) -> list[int]:
         """The distinct numbers of units that its private runs train on, in ascending order."""
         counts: set[int] = set()
         for target in self.targets:
@@ -89,7 +95,7 @@ class Line:
             return ""
         return self.spent[self.targets[0]].epsilon_of
 
-    def values(self, target: float) -> dict[int, float]:
+    def score_of_seed(self, target: float) -> dict[int, float]:
         """Return the test metric of each seed, averaged over its folds."""
         folds: dict[int, list[float]] = {}
         for run in self.runs.get(target, []):
@@ -101,8 +107,8 @@ class Line:
 
         None without a baseline, without runs, or if non-private training gains nothing.
         """
-        non_private = self.values(math.inf).values()
-        private = self.values(target).values()
+        non_private = self.score_of_seed(math.inf).values()
+        private = self.score_of_seed(target).values()
         if self.baseline is None or not non_private or not private:
             return None
         whole_gain = self.metric.gain(mean(non_private), self.baseline)
@@ -112,7 +118,16 @@ class Line:
 
 
 def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
-    """Lay out a table of our own from `experiments.claims.fillings`."""
+    """Return one of our own tables.
+
+    Args:
+        name: name of the table in `papers/ours.yaml`.
+        results: results folder.
+        fillings: the jobs of recipes that fill its rows (`experiments.claims.fillings`).
+
+    Raises:
+        UserError: No run of the table has finished.
+    """
     layout = papers.ours()[name]
     lines = _make_lines(layout, _group_runs(fillings, records.read_all(results)))
     if not lines:
@@ -122,39 +137,42 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     targets = sorted({target for line in lines for target in line.runs}, reverse=True)
     published = papers.published().get(name, {})
     has_variants = any(line.variant for line in lines)
-    # Tables that show the retained gain are about owners, so they also show how many there are.
-    shows_owners = bool(layout.get("kept"))
-    cells_of_lines = [_show(line, targets, published, has_variants, shows_owners) for line in lines]
+    # Tables that show the retained gain also show the number of training units.
+    shows_counts = bool(layout.get("kept"))
+    cells_of_lines = [
+        _cells_of(line, targets, published, has_variants, shows_counts) for line in lines
+    ]
     notes = [*(layout.get("notes") or ()), *_note_epsilon_of_one_example(lines)]
     notes += compare_variants(lines, layout.get("compare"))
     notes += _works_cited(published)
     numbers = [_numbers(line, target) for line in lines for target in sorted(line.runs)]
     columns = list(cells_of_lines[0])
     rows = [list(cells.values()) for cells in cells_of_lines]
-    return Sheet(layout["title"], columns, rows, notes, origin(name), numbers)
-
-
-Runs = dict[float, list[Record]]  # by target ε
+    return Sheet(layout["title"], columns, rows, notes, origin=origin(name), numbers=numbers)
 
 
 def _group_runs(
     fillings: Sequence[Filling], all_records: Sequence[Record]
-) -> dict[tuple[str, str | None], Runs]:
-    """Group runs by row and variant, then by target ε; runs on substitute data are left out."""
-    rows: dict[tuple[str, str | None], Runs] = {}
+) -> dict[tuple[str, str | None], RunsByTarget]:
+    """Group runs by row and variant, then by target ε."""
+    rows: dict[tuple[str, str | None], RunsByTarget] = {}
     for filling in fillings:
-        if filling.on:  # a substitute data set
+        if filling.on:  # another data set, in place of the recipe's
             continue
         for run in filling.runs_of(all_records):
-            # Every private recipe of these tables sets a target ε.
+            # All private recipes of these tables set a target ε, so a run without one is not
+            # private.
             target = float(run.get("config.privacy.target_epsilon") or math.inf)
             by_target = rows.setdefault((filling.row, filling.variant), {})
-            by_target[target] = deduplicate([*by_target.get(target, []), run])
+            by_target.setdefault(target, []).append(run)
+    for by_target in rows.values():
+        for target, runs in by_target.items():
+            by_target[target] = deduplicate(runs)  # two recipes may share a run
     return rows
 
 
 def _make_lines(
-    layout: Mapping[str, Any], runs_by_line: Mapping[tuple[str, str | None], Runs]
+    layout: Mapping[str, Any], runs_by_line: Mapping[tuple[str, str | None], RunsByTarget]
 ) -> list[Line]:
     """Return the lines in the order of the table's rows and, within each, of its variants."""
     rows = layout["rows"]
@@ -183,20 +201,20 @@ def _works_cited(published: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[s
     return [f"[{number}] {works[number]}." for number in numbers]
 
 
-def _show(
+def _cells_of(
     line: Line,
     targets: Sequence[float],
     published: Mapping[str, list[dict[str, Any]]],
     has_variants: bool,
-    shows_owners: bool,
+    shows_counts: bool,
 ) -> dict[str, str]:
     """Return the cells of a line by column; all lines of a table have the same columns."""
     cells = {"task": line.row}
     if has_variants:
         cells["variant"] = names.algorithm(line.variant or "")
     cells["ε protects"] = line.privacy_unit
-    if shows_owners:
-        cells["n"] = " or ".join(f"{owners:,}" for owners in line.owner_counts)
+    if shows_counts:
+        cells["n"] = " or ".join(f"{units:,}" for units in line.unit_counts)
     deltas = sorted({f"{privacy.delta:g}" for privacy in line.spent.values()})
     cells["δ"] = ", ".join(deltas)
     cells["metric"] = line.metric.label
@@ -214,7 +232,7 @@ def _show(
 def _show_values(line: Line, target: float) -> str:
     """Return mean, deviation and retained gain: '89.3 ± 0.1 % (98 %)'; empty without a run."""
     scale, digits, unit = line.display_format
-    values = list(line.values(target).values())
+    values = list(line.score_of_seed(target).values())
     if not values:
         return ""
     shown = mean_and_deviation(values, unit, digits, scale, with_count=False)
@@ -241,7 +259,11 @@ def _heading(target: float) -> str:
 
 def _numbers(line: Line, target: float) -> dict[str, object]:
     """Return the CSV's values of one line and target ε."""
-    runs, values, retained = line.runs[target], line.values(target), line.retained_gain(target)
+    runs, values, retained = (
+        line.runs[target],
+        line.score_of_seed(target),
+        line.retained_gain(target),
+    )
     privacy, data = runs[0].privacy, runs[0].data
     return {
         "row": line.row,
@@ -252,7 +274,7 @@ def _numbers(line: Line, target: float) -> dict[str, object]:
         "epsilon_tight": show_epsilon(privacy.epsilon_tight),
         "epsilon_of_owner": show_epsilon(privacy.epsilon_patient),
         "unit": line.privacy_unit,
-        "owners": " ".join(map(str, line.owner_counts)),
+        "owners": " ".join(map(str, line.unit_counts)),
         "delta": privacy.delta,
         "mean": round(mean(values.values()), 6),
         "kept": None if retained is None else round(retained, 4),
@@ -297,14 +319,14 @@ def compare_variants(lines: Sequence[Line], chosen: str | None) -> list[str]:
         return []
     comparisons: list[Comparison] = []
     sentences = []
-    for line, other in product(lines, lines):
-        if line.row != other.row or line.variant != chosen or other.variant == chosen:
-            continue
-        at_each_epsilon = _compare(line, other)
-        if at_each_epsilon:
-            shown = "; ".join(map(str, at_each_epsilon))
-            sentences.append(f"{line.row}, {line.variant} − {other.variant}. {shown}.")
-        comparisons += at_each_epsilon
+    for line in [line for line in lines if line.variant == chosen]:
+        others = [other for other in lines if other.row == line.row and other.variant != chosen]
+        for other in others:
+            at_each_epsilon = _compare(line, other)
+            if at_each_epsilon:
+                shown = "; ".join(map(str, at_each_epsilon))
+                sentences.append(f"{line.row}, {line.variant} − {other.variant}. {shown}.")
+            comparisons += at_each_epsilon
     if not comparisons:
         return []
     count, threshold = len(comparisons), bonferroni(len(comparisons))
@@ -324,7 +346,7 @@ def _compare(line: Line, other: Line) -> list[Comparison]:
     """Compare two lines at each ε that both have, the largest first."""
     comparisons = []
     for target in sorted(line.runs.keys() & other.runs.keys(), reverse=True):
-        values, other_values = line.values(target), other.values(target)
+        values, other_values = line.score_of_seed(target), other.score_of_seed(target)
         seeds = sorted(values.keys() & other_values.keys())
         test = paired_t([values[seed] for seed in seeds], [other_values[seed] for seed in seeds])
         if test is not None:
@@ -335,7 +357,7 @@ def _compare(line: Line, other: Line) -> list[Comparison]:
 
 def _note_epsilon_of_one_example(lines: Sequence[Line]) -> list[str]:
     """State the ε of a single example where owners are the unit and have several examples."""
-    rows_of: dict[str, list[str]] = {}  # by the ε of all columns, formatted
+    rows_of: dict[str, list[str]] = {}  # "ε, ε, …" of a line's columns -> the rows that have them
     for line in lines:
         epsilons = [_epsilon_of_one_example(privacy) for privacy in line.spent.values()]
         if epsilons and all(epsilons):
@@ -343,7 +365,7 @@ def _note_epsilon_of_one_example(lines: Sequence[Line]) -> list[str]:
     if not rows_of:
         return []
     stated = "; ".join(f"{', '.join(rows)}: {epsilons}" for epsilons, rows in rows_of.items())
-    why = "because removing it changes the mean of the owner's gradients"
+    why = "because removing it replaces the owner's clipped share and may move the sum by 2C, not C"
     return [f"A single example of an owner has a larger ε, {why}. {stated}."]
 
 

@@ -45,10 +45,10 @@ def test_all_steps_are_on_disk_before_a_message_leaves(
     configured: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, config = OnDisk(monkeypatch), configured("federated.nodes=2")
-    release = Node.release
+    take_round = Node.take_round
 
     def checked(node: Node, *given: Any) -> Any:
-        answer = release(node, *given)
+        answer = take_round(node, *given)
         assert isinstance(node.ledger, Ledger)
         held.check(node.ledger.path)
         return answer
@@ -56,7 +56,7 @@ def test_all_steps_are_on_disk_before_a_message_leaves(
     def rounds() -> list[Path]:
         return list(config.results.glob("runs/*/*/rounds.jsonl"))
 
-    monkeypatch.setattr(Node, "release", checked)
+    monkeypatch.setattr(Node, "take_round", checked)
     monkeypatch.setattr(Roster, "round", held.before(Roster.round, rounds))
     monkeypatch.setattr(checkpoint, "save", held.before(checkpoint.save, rounds))
     carried_out(config)
@@ -173,10 +173,10 @@ def test_on_other_weights_a_round_drawn_again_is_another_release(configured: Mak
     node.prepare("f" * 64, 8, None)
     first = {name: p.detach().clone() for name, p in trainable(site.setup.model).items()}
     other = {name: value + 1e-3 for name, value in first.items()}
-    _, one = node.release(3, first)
-    told, same = node.release(3, first)
+    _, one = node.take_round(3, first)
+    told, same = node.take_round(3, first)
     assert told["entries"] == 1
     assert all(torch.equal(one[name], same[name]) for name in one)
-    told, _ = node.release(3, other)
+    told, _ = node.take_round(3, other)
     assert told["entries"] == 2
     site.close()

@@ -19,10 +19,10 @@ from zdp_bench.extras.federated.node import (
     REFUSED,
     Node,
     Site,
-    _prepare,
+    _check_and_prepare,
+    call_app,
     client_app,
     open_site,
-    reply_to,
 )
 from zdp_bench.extras.federated.simulation import set_sender
 from zdp_bench.gradients.clipping import trainable
@@ -34,7 +34,7 @@ RUN = "f" * 64
 
 
 def prepare(node: Node, run: str = RUN, rounds: int = 8) -> None:
-    _prepare(node, {"run": run, "rounds": rounds, "entries": 0, "digest": ""})
+    _check_and_prepare(node, {"run": run, "rounds": rounds, "entries": 0, "digest": ""})
 
 
 def take_rounds(node: Node, most: int) -> int:
@@ -42,7 +42,7 @@ def take_rounds(node: Node, most: int) -> int:
     weights = {name: p.detach().clone() for name, p in trainable(node.site.setup.model).items()}
     for round_ in range(most):
         try:
-            node.release(round_, weights)
+            node.take_round(round_, weights)
         except BudgetExceeded:
             return round_
     return most
@@ -113,7 +113,7 @@ def test_a_damaged_message_of_a_server_is_refused_in_one_sentence(
         for seed in range(count):
             message = damaged_message(random.Random(seed), weights)
             message.metadata.__dict__["_message_id"] = "1"
-            answer = reply_to(app, message, context)
+            answer = call_app(app, message, context)
             if answer.has_error():
                 refused += 1
                 assert answer.error.code == REFUSED, (seed, answer.error.reason)

@@ -47,10 +47,12 @@ from zdp_bench.training.step import Training, private_step
 
 CRASHED = 1  # code of an `Error`: the app raised an exception
 REFUSED = 700  # code of an `Error` whose reason is meant for users; Flower's own codes are smaller
-RESTARTED = "it was restarted and has to join again"
-ORDER_VALUES = {"run": str, "rounds": int, "entries": int, "digest": str}  # of the server's order
+MUST_JOIN_AGAIN = "it was restarted and has to join again"  # a reason for `REFUSED`
+# Values of a `prepare` message. `entries` and `digest` are the last ledger position that the server
+# knows.
+PREPARE_VALUES = {"run": str, "rounds": int, "entries": int, "digest": str}
 RUN_DIGEST = re.compile(r"[0-9a-f]{64}")  # names the run's folder, so nothing else is accepted
-MAX_ROUNDS = 1_000_000  # rejects orders that would only keep a node busy
+MAX_ROUNDS = 1_000_000  # a server that requests more would only keep a node busy
 
 Handler = Callable[[Message, Context], Message]
 
@@ -78,13 +80,14 @@ def split_by_patient(
     Raises:
         UserError: a node has no patient, or the data set does not state the owners of its examples.
     """
-    patient_of, patients = identify_owners(data, "federated.patients=split")
-    key = stream_bytes(seed, "partition")
-    node_of_patient = place_each(patients, nodes, key)
-    node_of = node_of_patient[patient_of]
+    # the index of each example's patient, and the patients' names
+    patient_of_example, patients = identify_owners(data, "federated.patients=split")
+    hash_key = stream_bytes(seed, "partition")
+    node_of_patient = place_each(patients, nodes, hash_key)
+    node_of_example = node_of_patient[patient_of_example]
     parts = []
     for node in range(nodes):
-        rows = np.flatnonzero(node_of == node)
+        rows = np.flatnonzero(node_of_example == node)
         rule = (
             f"node {node} has none of the {len(patients):,} patients, which a hash of their names "
             "assigns to nodes; use fewer nodes or another seed"
@@ -119,16 +122,18 @@ class AccumulatingSGD(torch.optim.SGD):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for name, parameter in self._named.items():
             assert parameter.grad is not None
-            gradient = parameter.grad
-            self.sums[name] = self.sums[name] + gradient if name in self.sums else gradient
+            if name in self.sums:
+                self.sums[name] = self.sums[name] + parameter.grad
+            else:  # copied, because the next step may overwrite the gradient's memory
+                self.sums[name] = parameter.grad.clone()
         super().step(closure)
 
 
 class Site:
     """The data and model of a process that runs one or more nodes.
 
-    Each is created at first use. A site in a SuperNode has one node; in a simulation, all nodes
-    share one site.
+    Data, model and nodes are created at first use. Over the network, a site is one Flower client (a
+    SuperNode) with one node. In a simulation, all nodes share one site.
     """
 
     def __init__(
@@ -181,29 +186,35 @@ class Site:
 
 
 class Node:
-    """One node. The server asks it to `join`, then to `prepare`, then for one `release` per round.
+    """One node. The server asks it to `join`, then to `prepare`, then to `take_round` repeatedly.
 
     Formal guarantees:
-        - with seeded noise, a release's sample and noise are functions of (run, node, its data,
-          step, weights): the same weights give the same release, bit for bit, and different weights
-          give another sample and other noise;
-        - every step is written to the node's own ledger before its noise is drawn, so a release
-          that never arrives is counted too;
-        - a site with data of its own keeps `privacy.max_epsilon` over all runs in its results
-          folder that may share examples with this one, whatever runs a server requests.
+        - With seeded noise, the sample and the noise of a step are functions of (run, node, its
+          data, step, weights). The same weights give the same release, bit for bit, and different
+          weights give another sample and other noise.
+        - Every step is written to the node's own ledger before its noise is drawn, so a round whose
+          sum never arrives is counted too.
+        - With `federated.patients=own`, `privacy.max_epsilon` bounds the ε of this run and all
+          other runs in the site's results folder that may share examples with it, whatever the
+          server requests.
+
+    Attributes:
+        examples: the node's training examples.
+        ledger: counts the node's releases. None until `prepare`, which also sets `setup`,
+            `mechanism`, `micro_batch_size` and `max_releases`.
     """
 
     def __init__(self, site: Site, number: int) -> None:
         self.site, self.number = site, number
         self.config = site.config
         self.is_split = site.config.federated.patients == "split"
-        self.records: Source = site.parts[number] if self.is_split else site.data.train
+        self.examples: Source = site.parts[number] if self.is_split else site.data.train
         self.ledger: Tally | None = None
 
     @cached_property
-    def units(self) -> int:
+    def num_units(self) -> int:
         """The number of examples, or of patients if they are the unit, that a step samples from."""
-        return count_units(self.config, replace(self.site.data, train=self.records))
+        return count_units(self.config, replace(self.site.data, train=self.examples))
 
     def join(self) -> dict[str, Any]:
         """Return what the server needs to plan the rounds; nothing else about the data is sent.
@@ -216,7 +227,7 @@ class Node:
             "node": self.number,
             "experiment": experiment_digest(self.config),
             "seed": self.config.seed,
-            "records": self.units,
+            "records": self.num_units,
             "examples_per_patient": self.site.data.examples_per_patient,
         }
         if self.is_split:
@@ -227,38 +238,42 @@ class Node:
         self,
         run: str,
         rounds: int,
-        at_least: Position | None,
+        known_position: Position | None,
     ) -> dict[str, Any]:
         """Calibrate the mechanism and open the ledger.
 
         Args:
             run: the digest of the run.
             rounds: the number of rounds in the server's plan.
-            at_least: the last position of the ledger that the server knows. A ledger that has not
-                reached it is rejected. If None, the node may start a new ledger.
+            known_position: the last position of the ledger that the server knows. A ledger that
+                has not reached it is rejected. If None, the node may start a new ledger.
 
         Returns:
-            the ledger's position (see `standing`), and the mechanism's digest.
+            the ledger's position (see `report_position`), and the mechanism's digest.
+
+        Raises:
+            UserError: the ledger is behind the known position, or the node's total ε is not known.
         """
         site = self.site
-        node_setup = replace(site.setup, data=replace(site.data, train=self.records))
-        self.setup = node_setup.with_plan(steps_of(site.config, self.units, rounds))
+        node_setup = replace(site.setup, data=replace(site.data, train=self.examples))
+        self.setup = node_setup.with_plan(steps_of(site.config, self.num_units, rounds))
         site.check(self.setup)
         self.mechanism = self.setup.mechanism
-        self.size = self.setup.micro_batch_size()
-        # The digest of the data is part of the key, which stays on the node.
-        code = f"{foreign_code(site.config.plugins)}:node {self.number}:{site.data.digest}"
-        self._key = run_key(run, self.mechanism, code)
+        self.micro_batch_size = self.setup.micro_batch_size()
+        # The digest of the node's data is part of the key, so nobody else can compute its noise.
+        own_facts = f"{foreign_code(site.config.plugins)}:node {self.number}:{site.data.digest}"
+        self._key = run_key(run, self.mechanism, own_facts)
         run_home = records.folder(self.config.results, self.config.recipe, run)
         if self.ledger:
             self.ledger.close()
-        config = self.setup.config
+        config = self.setup.config  # with calibrated noise
         if not self.is_split:
+            # Other runs at this site count this one from now on, even if it is stopped.
             reserve(config, self.setup.data, self.mechanism, self.setup.plan.steps, run_home)
         execution = execution_digest(
             config.plugins,
             site.device,
-            self.size.examples,
+            self.micro_batch_size.examples,
             ranks=1,
             deterministic=config.execution.deterministic,
         )
@@ -266,21 +281,26 @@ class Node:
             run_home / "nodes" / self._name() / "ledger.jsonl",
             self.mechanism,
             not config.privacy.secure,
-            at_least,
-            # The state is a placeholder: each step's entry has the digest of the weights.
+            known_position,
+            # Not a digest of the model's state: the weights are sent, and the line of each step has
+            # their digest.
             (execution, 0, "the weights it is sent"),
             identity=f"node {self.number}",
         )
         # An upper bound, reached if every step of the plan is taken anew.
         max_releases = self.ledger.releases + self.setup.plan.steps
         if self.is_split:
-            self.limit = self.setup.affordable(max_releases)
+            self.max_releases = self.setup.affordable(max_releases)
         else:
-            self.limit = self._affordable_after_other_runs(max_releases, run_home)
-        return self.standing() | {"mechanism": self.mechanism.digest()}
+            self.max_releases = self._affordable_after_other_runs(max_releases, run_home)
+        return self.report_position() | {"mechanism": self.mechanism.digest()}
 
     def _name(self) -> str:
-        """Return the name of this node's folder in the run's folder."""
+        """Return the name of this node's folder in the run's folder.
+
+        A site's own data may change between two runs. The name then changes with its digest, so
+        that another ledger begins.
+        """
         name = f"{self.number:02d}"
         return name if self.is_split else f"{name}-{self.site.data.digest[:8]}"
 
@@ -304,10 +324,12 @@ class Node:
         if not others:
             return self.setup.affordable(max_releases)
         try:
-            *spent, planned = spent_of_one([*others, this_run], this_run.by_unit)
+            all_spent = spent_of_one([*others, this_run], this_run.by_unit)
+            spent_before, planned = all_spent[:-1], all_spent[-1]
 
             def epsilon_after(steps: int) -> float:
-                return together([*spent, replace(planned, steps=steps)], config.privacy.delta)
+                taken = replace(planned, steps=steps)
+                return together([*spent_before, taken], config.privacy.delta)
 
             # ε rises with the number of steps, so bisection finds the first that is too large.
             first_too_many = bisect_right(range(max_releases + 1), budget, key=epsilon_after)
@@ -318,15 +340,15 @@ class Node:
                 "not known; use the earlier runs' sampling and unit."
             ) from None
 
-    def standing(self) -> dict[str, Any]:
+    def report_position(self) -> dict[str, Any]:
         """Write the ledger to disk, and return its position for the server."""
         if self.ledger is None:
-            raise UserError(RESTARTED)
+            raise UserError(MUST_JOIN_AGAIN)
         self.ledger.sync()
         position = self.ledger.position
         return {"entries": position.releases, "digest": position.digest}
 
-    def release(
+    def take_round(
         self, round_: int, weights: Mapping[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Take the private steps of a round.
@@ -340,34 +362,39 @@ class Node:
             parameter.
 
         Raises:
-            BudgetExceeded: the next step would exceed `privacy.max_epsilon`; it was not taken.
-            UserError: the model's fixed state has changed, or this process was not asked to
-                `prepare` (the server then asks it to join again).
+            BudgetExceeded: the next step would exceed `privacy.max_epsilon`. Earlier steps of the
+                round count, although their sum is not sent.
+            UserError: this process was not asked to `prepare`. The server then asks it to join
+                again.
+            WrittenError: the model or the loss changed a weight.
         """
         if self.ledger is None:
-            raise UserError(RESTARTED)
+            raise UserError(MUST_JOIN_AGAIN)
         setup = self.setup
         parameters = trainable(setup.model)
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(weights[name])
         weights_digest = digest(weights)
+        # Other weights get other noise, and so does a new generation of the ledger, which begins
+        # after a restart that cannot repeat the earlier steps bit for bit.
         key = f"{self._key}:{self.ledger.generation}:{weights_digest}"
         optimizer = AccumulatingSGD(parameters, setup.config.federated.local_lr)
         training = Training(
-            setup.algorithm,
-            setup.model,
-            optimizer,
-            setup.noise(key),
-            self.ledger,
-            self.limit,
+            algorithm=setup.algorithm,
+            model=setup.model,
+            optimizer=optimizer,
+            noise=setup.noise(key),
+            ledger=self.ledger,
+            max_releases=self.max_releases,
         )
-        steps = self.config.federated.local_steps
+        local_steps = self.config.federated.local_steps
+        first = round_ * local_steps
         with setup.arithmetic():
-            for step in range(round_ * steps, (round_ + 1) * steps):
-                batches, divisor = setup.draw(key, step, self.size)
+            for step in range(first, first + local_steps):
+                batches, divisor = setup.draw(key, step, self.micro_batch_size)
                 private_step(training, step, batches, divisor, weights_digest)
-        return self.standing() | {"round": round_}, optimizer.sums
+        return self.report_position() | {"round": round_}, optimizer.sums
 
 
 # ------------------------------------------------------------------------------------ its ClientApp
@@ -390,9 +417,11 @@ def client_app(config: Run, key: str) -> ClientApp:
 
     Messages and their answers:
         query.join      {} -> `Node.join`
-        query.prepare   {run, rounds, entries, digest} -> `Node.standing` and the mechanism's digest
-        train           {round}, weights -> `Node.standing`, the round, and the released gradients
-        query.report    {} -> `Node.standing`
+        query.prepare   {run, rounds, entries, digest} -> the position, the mechanism's digest
+        train           {round}, weights -> the position, the round, the sum of released gradients
+        query.report    {} -> the position
+
+    The position is that of the ledger; see `Node.report_position`.
     """
     app = ClientApp()
 
@@ -402,26 +431,27 @@ def client_app(config: Run, key: str) -> ClientApp:
         node = _sites[key].node(int(context.node_config["partition-id"]))
         if node.ledger is None and "prepared" in context.state:
             # Another process prepared it: a SuperNode starts a process for each message.
-            _prepare(node, dict(context.state.config_records["prepared"]))
+            _check_and_prepare(node, dict(context.state.config_records["prepared"]))
         return node
 
     def prepare(message: Message, context: Context) -> RecordDict:
-        values, node = checked_values(message, ORDER_VALUES), node_of(context)
+        values = checked_values(message, PREPARE_VALUES)
+        node = node_of(context)
         context.state["prepared"] = ConfigRecord(values)
-        return content(_prepare(node, values))
+        return content(_check_and_prepare(node, values))
 
     def train(message: Message, context: Context) -> RecordDict:
         node = node_of(context)
         round_ = checked_values(message, {"round": int})["round"]
         weights = tensors_of(message, trainable(node.site.setup.model))
-        values, release = node.release(round_, weights)
-        return content(values, release)
+        values, gradients = node.take_round(round_, weights)
+        return content(values, gradients)
 
     def join(message: Message, context: Context) -> RecordDict:
         return content(node_of(context).join())
 
     def report(message: Message, context: Context) -> RecordDict:
-        return content(node_of(context).standing())
+        return content(node_of(context).report_position())
 
     app.query("join")(_handler(join))
     app.query("prepare")(_handler(prepare))
@@ -430,16 +460,17 @@ def client_app(config: Run, key: str) -> ClientApp:
     return app
 
 
-def _prepare(node: Node, values: dict[str, Any]) -> dict[str, Any]:
-    """Check the server's order, and prepare the node."""
+def _check_and_prepare(node: Node, values: dict[str, Any]) -> dict[str, Any]:
+    """Check the values of a `prepare` message, and prepare the node."""
     run, rounds = values["run"], values["rounds"]
     if not RUN_DIGEST.fullmatch(run):
         raise UserError("the server's name for the run is not 64 hexadecimal digits.")
     if not 1 <= rounds <= MAX_ROUNDS:
         raise UserError(f"the server requests {rounds:,} rounds, not 1 to {MAX_ROUNDS:,}.")
-    entries, digest = values["entries"], values["digest"]
-    at_least = Position(entries, digest) if entries else None
-    return node.prepare(run, rounds, at_least)
+    # With 0 entries, the server knows no ledger of this node yet.
+    entries = values["entries"]
+    known_position = Position(entries, values["digest"]) if entries else None
+    return node.prepare(run, rounds, known_position)
 
 
 def _handler(respond: Callable[[Message, Context], RecordDict]) -> Handler:
@@ -459,7 +490,7 @@ def _handler(respond: Callable[[Message, Context], RecordDict]) -> Handler:
     return answer
 
 
-def reply_to(
+def call_app(
     app: Handler,
     message: Message,
     context: Context,
