@@ -153,6 +153,7 @@ def _draw_curve(
         )
     if "printed" in finite and finite["printed"].notna().any():
         printed_style = style | {
+            "markerfacecolor": "none",
             "color": PRINTED,
             "marker": style["marker"] or "*",
             "linestyle": "",
