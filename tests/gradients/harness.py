@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from tests.modules import Made
 from zdp_bench.nn.activations import Cardioid, CReLU, activation
 from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.nn.convolution import (
@@ -318,6 +319,16 @@ LAYERS: list[Case] = [
     Case(
         "Embedding",
         lambda: Seq(nn.Embedding(7, 5, padding_idx=2), nn.Flatten(), nn.Linear(30, 3)),
+        (6,),
+        "index",
+    ),
+    Case(
+        "Embedding, called twice",
+        lambda: Made(
+            lambda net, x: net.last((net.words(x) * net.words(x.flip(1))).flatten(1)),
+            words=nn.Embedding(7, 5),
+            last=nn.Linear(30, 3),
+        ),
         (6,),
         "index",
     ),

@@ -26,6 +26,28 @@ from zdp_bench.nn.convolution import ComplexConv2d
 INPUTS, TARGETS = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(4)
 
 
+def test_a_layer_is_measured_before_backward_reaches_the_layer_below(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the activations of all layers would be held to the end."""
+    order: list[str] = []
+    apply_rule, measure = fast._apply_rule, layer_gradient.ParameterGradient.measure
+
+    def apply_and_note(call: Any, *arguments: Any) -> Any:
+        order.append(call.layer.name)
+        return apply_rule(call, *arguments)
+
+    def measure_and_note(gradient: Any, *arguments: Any) -> int:
+        order.append("measure")
+        return measure(gradient, *arguments)
+
+    monkeypatch.setattr(fast, "_apply_rule", apply_and_note)
+    monkeypatch.setattr(layer_gradient.ParameterGradient, "measure", measure_and_note)
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+    fast.clipped_sum(model, loss, (INPUTS, TARGETS), 1.0)
+    assert order == ["2", "measure", "measure", "0", "measure", "measure"]
+
+
 @pytest.fixture(params=[0, 2**30], ids=["as they come", "at once"])
 def output_gradients(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways in which the tape hands them on: as backward meets them, and all at its end."""

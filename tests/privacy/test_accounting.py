@@ -319,6 +319,13 @@ def test_the_central_limit_is_that_of_its_papers() -> None:
     assert claimed_epsilon("zeta_dp_2021", claim) == acc.gdp_clt(1.1, 0.01, 1000, DELTA)
 
 
+def test_deepees_orders_end_at_63() -> None:
+    """Where a step leaks next to nothing the largest order serves best: ε = ln(1/δ)/(63 − 1)."""
+    claim = Claim(100.0, 1e-4, 1, DELTA, records=10_000, epochs=1)
+    expected = math.log(1 / DELTA) / 62
+    assert claimed_epsilon("deepee_2021_rdp", claim) == pytest.approx(expected, rel=1e-5)
+
+
 def test_circular_loss_is_twice_what_the_2021_paper_says() -> None:
     """The log density ratio of neighbours under N_C(0, σ²), σ²/2 on each part, from densities."""
     sigma, sensitivity, angle, draws = 2.0, 0.5, 0.9, 400_000

@@ -36,6 +36,11 @@ def test_the_gaussian_mechanism_is_calibrated_exactly() -> None:
     assert calibrate(1.0, "pld", whole) == pytest.approx(get_sigma_gaussian(1.0, 1e-5), rel=2e-4)
 
 
+@pytest.mark.parametrize("sigma", [1.01 / 64, 0.99 * 16384])
+def test_the_range_of_noise_reaches_from_one_64th_to_16384(sigma: float) -> None:
+    assert solve(1 / sigma, inverse) == pytest.approx(sigma, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("target", "says"),
     [

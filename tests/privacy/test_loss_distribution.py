@@ -250,6 +250,25 @@ def test_each_loss_is_found_where_it_is_taken(count: int, z: float) -> None:
     np.testing.assert_allclose(found, losses, rtol=1e-9, atol=1e-12)
 
 
+def test_both_tails_of_a_normal_law_keep_their_digits() -> None:
+    """Also beyond 38, where its distribution function is 1 to the last digit."""
+    starts = np.linspace(-60.0, 60.0, 241)
+    mass = module._log_mass(starts, starts + 0.5)
+    np.testing.assert_allclose(mass, module._log_mass(-starts - 0.5, -starts), rtol=1e-13)
+    far = starts[starts >= 3]
+    below = np.log1p(-np.exp(norm.logsf(far + 0.5) - norm.logsf(far)))
+    np.testing.assert_allclose(mass[starts >= 3], norm.logsf(far) + below, rtol=1e-12)
+
+
+def test_a_shared_grid_has_a_fixed_number_of_cells_per_spread() -> None:
+    """Of steps that draw everyone: losses with mean 1/(2z²) and variance 1/z²."""
+    everyone = one_example(1 - 1e-9)
+    squares = [1 / z**2 + 1 / (4 * z**4) for z in (2.0, 4.0)]
+    width = module.shared_width([(2.0, everyone, 5), (4.0, everyone, 15)], 1e-5)
+    spread = math.sqrt((5 * squares[0] + 15 * squares[1]) / 20)
+    assert width == pytest.approx(spread / module.MIXED, rel=1e-3)
+
+
 def test_a_mixture_keeps_the_chance_of_one_however_small() -> None:
     assert several_examples(np.array([0.0, -100.0])).log_weights == (0.0, -100.0)
     cut = several_examples(np.array([0.0, -10.0, -100.0, -101.0]))
