@@ -10,7 +10,7 @@ from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from zdp_bench.privacy.accounting import gdp_epsilon, patient_epsilon, pld, pld_uniform
-from zdp_bench.privacy.composition import Spent, together
+from zdp_bench.privacy.composition import Spent, compose_epsilon
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 
 DELTA = 1e-5
@@ -43,41 +43,41 @@ def test_runs_together_are_what_dp_accounting_says(
         if sampling.sample_rate < 1:
             event = dp_accounting.PoissonSampledDpEvent(sampling.sample_rate, event)
         theirs.compose(event, steps)
-    ours = together([Spent(*run) for run in runs], delta)
+    ours = compose_epsilon([Spent(*run) for run in runs], delta)
     # theirs is an upper bound too, on another grid
     assert ours == pytest.approx(theirs.get_epsilon(delta), rel=1e-3)
-    assert ours < sum(together([Spent(*run)], delta) for run in runs)
+    assert ours < sum(compose_epsilon([Spent(*run)], delta) for run in runs)
     # both are rounded up, the whole on the finer grid
-    assert ours > 0.999 * max(together([Spent(*run)], delta) for run in runs)
+    assert ours > 0.999 * max(compose_epsilon([Spent(*run)], delta) for run in runs)
 
 
 def test_two_runs_of_one_mechanism_are_one_long_run() -> None:
     run = Spent(1.0, poisson(0.05), 100)
-    assert together([run, run], DELTA) == pytest.approx(pld(1.0, 0.05, 200, DELTA), rel=1e-9)
-    assert together([run], DELTA) == pytest.approx(pld(1.0, 0.05, 100, DELTA), rel=1e-9)
-    assert together([], DELTA) == 0
-    assert together([Spent(1.0, poisson(0.05), 0)], DELTA) == 0
+    assert compose_epsilon([run, run], DELTA) == pytest.approx(pld(1.0, 0.05, 200, DELTA), rel=1e-9)
+    assert compose_epsilon([run], DELTA) == pytest.approx(pld(1.0, 0.05, 100, DELTA), rel=1e-9)
+    assert compose_epsilon([], DELTA) == 0
+    assert compose_epsilon([Spent(1.0, poisson(0.05), 0)], DELTA) == 0
 
 
 @pytest.mark.parametrize(("z", "rate"), [(1.0, 0.05), (0.6, 0.01), (4.0, 0.3)])
 def test_a_run_that_is_composed_in_two_kinds_costs_as_in_one(z: float, rate: float) -> None:
     """The path of several kinds, on a kind that the path of one knows exactly."""
     halves = [Spent(z, poisson(rate), 150), Spent(z * (1 + 1e-12), poisson(rate), 150)]
-    assert together(halves, DELTA) == pytest.approx(pld(z, rate, 300, DELTA), rel=2e-3)
+    assert compose_epsilon(halves, DELTA) == pytest.approx(pld(z, rate, 300, DELTA), rel=2e-3)
     batch = round(1000 * rate)
     halves = [Spent(z, uniform(batch), 150), Spent(z * (1 + 1e-12), uniform(batch), 150)]
     whole = pld_uniform(z, batch / 1000, 300, DELTA)
-    assert together(halves, DELTA) == pytest.approx(whole, rel=2e-3)
+    assert compose_epsilon(halves, DELTA) == pytest.approx(whole, rel=2e-3)
 
 
 def test_full_batches_compose_in_closed_form() -> None:
     runs = [Spent(4.0, FULL, 3), Spent(9.0, FULL, 5)]
     exact = gdp_epsilon(math.sqrt(3 / 16 + 5 / 81), DELTA)
-    assert exact <= together(runs, DELTA) * (1 + 1e-9)
-    assert together(runs, DELTA) == pytest.approx(exact, rel=1e-3)
+    assert exact <= compose_epsilon(runs, DELTA) * (1 + 1e-9)
+    assert compose_epsilon(runs, DELTA) == pytest.approx(exact, rel=1e-3)
     # a batch of all examples hides nothing but which
     replaced = [Spent(4.0, uniform(1000), 3), Spent(9.0, uniform(1000), 5)]
-    assert together(replaced, DELTA) == pytest.approx(exact, rel=1e-3)
+    assert compose_epsilon(replaced, DELTA) == pytest.approx(exact, rel=1e-3)
 
 
 @pytest.mark.parametrize("sampling", [FULL, poisson(1.0)], ids=["full", "poisson"])
@@ -88,10 +88,10 @@ def test_a_patient_who_is_in_every_step_composes_in_closed_form(
     """Such steps move the sum by all examples at their bounds: Gaussian DP of count·√steps/z."""
     runs = [Spent(30.0, sampling, 3, first), Spent(45.0, sampling, 5, second)]
     exact = gdp_epsilon(math.hypot(first / 30 * math.sqrt(3), second / 45 * math.sqrt(5)), DELTA)
-    assert together(runs, DELTA) == pytest.approx(exact, rel=1e-3)
-    assert together(runs, DELTA) >= exact * (1 - 1e-9)
+    assert compose_epsilon(runs, DELTA) == pytest.approx(exact, rel=1e-3)
+    assert compose_epsilon(runs, DELTA) >= exact * (1 - 1e-9)
     alone = gdp_epsilon(second / 45 * math.sqrt(5), DELTA)
-    assert together(runs[1:], DELTA) == pytest.approx(alone, rel=1e-3)
+    assert compose_epsilon(runs[1:], DELTA) == pytest.approx(alone, rel=1e-3)
 
 
 @pytest.mark.parametrize("count", [2, 5])
@@ -106,14 +106,14 @@ def test_a_patient_whose_examples_are_drawn_is_what_dp_accounting_says(count: in
         ]
         event = MixtureOfGaussiansDpEvent(run.z, range(count + 1), drawn)
         theirs.compose(event, run.steps)
-    assert together(runs, DELTA) == pytest.approx(theirs.get_epsilon(DELTA), rel=2e-3)
+    assert compose_epsilon(runs, DELTA) == pytest.approx(theirs.get_epsilon(DELTA), rel=2e-3)
 
 
 @pytest.mark.parametrize("sampling", [poisson(0.05), uniform(50)])
 def test_a_patients_examples_compose_as_one_patients(sampling: Sampling) -> None:
     halves = [Spent(2.0, sampling, 60, 4), Spent(2.0 * (1 + 1e-12), sampling, 60, 4)]
     whole = patient_epsilon(Mechanism.of_z(2.0, sampling), 4, 120, DELTA)
-    assert together(halves, DELTA) == pytest.approx(whole, rel=3e-3)
+    assert compose_epsilon(halves, DELTA) == pytest.approx(whole, rel=3e-3)
 
 
 @pytest.mark.parametrize(("batch", "count"), [(997, 4), (990, 20), (500, 501)])
@@ -124,18 +124,18 @@ def test_batches_that_all_hold_some_of_a_patient_hide_nothing_in_any_path(
     least, most = (
         patient_epsilon(Mechanism.of_z(z, uniform(batch)), count, 10, DELTA) for z in (9.1, 9.0)
     )
-    assert least < together(runs, DELTA) < most * 1.001
+    assert least < compose_epsilon(runs, DELTA) < most * 1.001
 
 
 def test_a_run_without_noise_or_guarantee_makes_the_whole_infinite() -> None:
     run, shuffled = Spent(1.0, poisson(0.05), 100), Sampling("shuffled", 0.05, 50, 1000)
-    assert together([run, Spent(0.0, poisson(0.05), 1)], DELTA) == math.inf
-    assert together([Spent(1.0, shuffled, 1)], DELTA) == math.inf
+    assert compose_epsilon([run, Spent(0.0, poisson(0.05), 1)], DELTA) == math.inf
+    assert compose_epsilon([Spent(1.0, shuffled, 1)], DELTA) == math.inf
     with pytest.raises(ValueError, match="different neighbours"):
-        together([run, Spent(1.0, uniform(50), 100)], DELTA)
+        compose_epsilon([run, Spent(1.0, uniform(50), 100)], DELTA)
 
 
 def test_many_kinds_of_steps_stay_an_upper_bound_near_the_sum_of_their_variances() -> None:
     """Twelve kinds that hardly differ cost a little less than as many steps of the worst."""
     kinds = [Spent(1.0 + 0.001 * n, poisson(0.02), 25) for n in range(12)]
-    assert pld(1.011, 0.02, 300, DELTA) < together(kinds, DELTA) < pld(1.0, 0.02, 300, DELTA)
+    assert pld(1.011, 0.02, 300, DELTA) < compose_epsilon(kinds, DELTA) < pld(1.0, 0.02, 300, DELTA)

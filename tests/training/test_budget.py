@@ -23,7 +23,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.extras.sharing.export import export
 from zdp_bench.privacy.accounting import tight_epsilon
-from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
+from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon, spent_of_one
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.report.budget import describe_together, group_by_data, sheet
@@ -209,7 +209,7 @@ def test_two_runs_one_after_the_other_cannot_pass_the_total_budget(
     finished: Outcome, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = finished.record.document["privacy"]
-    twice = together([spent_by(finished.record.document)] * 2, first["delta"])
+    twice = compose_epsilon([spent_by(finished.record.document)] * 2, first["delta"])
     assert first["epsilon_tight"] < twice < 2 * first["epsilon_tight"]
     with pytest.raises(UserError, match=rf"have a tight ε of .* would be {show_epsilon(twice)}"):
         carry_out(tmp_path, "seed=1", f"privacy.total_budget={twice * 0.999}")
@@ -230,7 +230,7 @@ def test_other_mechanisms_and_secure_runs_count_and_other_data_does_not(
     own = finished.record.document["privacy"]
     begin(tmp_path, "privacy.secure=true", z=4)
     one = spent_by(finished.record.document)
-    both = together([one, replace(one, z=4)], own["delta"])
+    both = compose_epsilon([one, replace(one, z=4)], own["delta"])
     with pytest.raises(UserError, match=f"2 runs .* have a tight ε of {show_epsilon(both)}"):
         begin(tmp_path, f"privacy.total_budget={both}", name="c")
     other = ["dataset=synthetic_images", "dataset.shape=[8,8]", "dataset.complex_valued=true"]

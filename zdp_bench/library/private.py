@@ -39,7 +39,7 @@ from zdp_bench.library.optimizers import (
 from zdp_bench.library.starts import Earlier, Trainings
 from zdp_bench.library.units import Units
 from zdp_bench.privacy.accounting import affordable_steps, part_epsilon, tight_epsilon
-from zdp_bench.privacy.composition import together
+from zdp_bench.privacy.composition import compose_epsilon
 from zdp_bench.privacy.noise import SecureNoise
 from zdp_bench.privacy.tally import Tally
 from zdp_bench.registry import lookup
@@ -361,7 +361,7 @@ class Private:
 
         Each may have its own noise, bound and sampling rate, such as the stages of a schedule: the
         final weights then have this ε. All steps of every ledger count, in whatever order they were
-        taken (`composition.together`).
+        taken (`composition.compose_epsilon`).
 
         Raises:
             UserError: Another training has a different δ or protects different units.
@@ -378,7 +378,7 @@ class Private:
             if training.delta != self.delta or training.units.digest != self.units.digest:
                 raise UserError("private.epsilon_with: all runs need the same delta and unit.")
             spent.append(training._as_earlier().spent)
-        return together(spent, self.delta)
+        return compose_epsilon(spent, self.delta)
 
     def report(self) -> dict[str, Any]:
         """Return the `privacy` section of a record, without a paper's claimed ε.

@@ -20,7 +20,7 @@ from zdp_bench.disk import write_bytes
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Shape, Unfit, misfits, parse_as, read_json
 from zdp_bench.library.units import PRIVATE_OWNERS
-from zdp_bench.privacy.composition import Spent, together
+from zdp_bench.privacy.composition import Spent, compose_epsilon
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.training.checkpoint import state_digest
 
@@ -164,6 +164,6 @@ def _epsilon_of(trainings: Iterable[Earlier], delta: float) -> float | None:
     if len(owners) > 1 or PRIVATE_OWNERS in owners:
         return None
     try:
-        return together([training.spent for training in trainings], delta)
+        return compose_epsilon([training.spent for training in trainings], delta)
     except ValueError:  # their neighbouring relations differ
         return None

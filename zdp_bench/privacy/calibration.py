@@ -10,7 +10,7 @@ from typing import Any
 from zdp_bench.lazy import LazyModule
 from zdp_bench.privacy.accountants import Claim
 from zdp_bench.privacy.accounting import tight_epsilon
-from zdp_bench.privacy.composition import Spent, together
+from zdp_bench.privacy.composition import Spent, compose_epsilon
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.memory import remember
 from zdp_bench.registry import lookup, package_of
@@ -109,7 +109,7 @@ def _beside(
     runs: int,
     delta: float,
 ) -> float:
-    return together([*earlier, *[dataclasses.replace(own, z=z)] * runs], delta)
+    return compose_epsilon([*earlier, *[dataclasses.replace(own, z=z)] * runs], delta)
 
 
 def _tight(

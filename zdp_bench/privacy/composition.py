@@ -148,7 +148,7 @@ class _Kind(NamedTuple):
         return self.z, self.sampling.sample_rate, self.sampling.records, self.examples
 
 
-def together(spendings: Iterable[Spent], delta: float) -> float:
+def compose_epsilon(spendings: Iterable[Spent], delta: float) -> float:
     """Return an upper bound on the ε of everything that was spent on one data set.
 
     Formal guarantees: the bound holds for any adaptive order of the runs. For Poisson and full
@@ -180,8 +180,8 @@ def together(spendings: Iterable[Spent], delta: float) -> float:
     shifts = [(*shifts_of_step(*kind), steps[kind]) for kind in kinds]
     width = shared_width(shifts, delta)
     laws_of = uniform_laws if adjacencies == {"replace_one"} else poisson_laws
-    every = sum(steps.values())
-    parts = [(laws_of(z, drawn, every, delta, width), number) for z, drawn, number in shifts]
+    num_steps = sum(steps.values())
+    parts = [(laws_of(z, drawn, num_steps, delta, width), number) for z, drawn, number in shifts]
     return epsilon_together(parts, delta)
 
 

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
+from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon, spent_of_one
 from zdp_bench.privacy.memory import remember
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import is_deleted
@@ -221,7 +221,7 @@ def _epsilon_of_one(runs: Sequence[Spending], of_unit: bool, delta: float) -> fl
 def together_if_known(spent: Sequence[Spent], delta: float) -> float | None:
     """Return the joint ε; None if it is not known."""
     try:
-        return together(spent, delta)
+        return compose_epsilon(spent, delta)
     except ValueError:
         return None
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Unfit, parse_as, read_json
-from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
+from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon, spent_of_one
 from zdp_bench.privacy.ledger import drop_copies, find_ledgers, has_steps, is_ledger
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
@@ -74,7 +74,7 @@ def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: P
 
     Formal guarantees: a run with a total budget starts only if the tight ε of itself and all runs
     in the results folder that may share examples with it (`Spending.may_share`) is within the
-    budget. `composition.together` computes the bound.
+    budget. `composition.compose_epsilon` computes the bound.
 
     Raises:
         UserError: the total budget would be exceeded, or the ε so far is not known.
@@ -127,9 +127,9 @@ def _require_within(config: Run, own: Spending) -> None:
         config.results,
     )
     try:
-        every = spent_of_one([*others, own], own.by_unit)
-        before = together(every[:-1], delta)
-        after = together(every, delta)
+        all_spent = spent_of_one([*others, own], own.by_unit)
+        before = compose_epsilon(all_spent[:-1], delta)
+        after = compose_epsilon(all_spent, delta)
     except ValueError as error:
         raise UserError(
             f"privacy.total_budget={budget:g}: {error}, so their total ε is not known; use the "

@@ -26,7 +26,7 @@ from zdp_bench.extras.federated.node import (
 )
 from zdp_bench.extras.federated.simulation import set_sender
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.privacy.composition import Spent, together
+from zdp_bench.privacy.composition import Spent, compose_epsilon
 from zdp_bench.privacy.tally import BudgetExceeded
 
 OWN = ("federated.nodes=2", "federated.patients=own", "privacy.claimed_epsilon=2.0")
@@ -138,7 +138,7 @@ def test_other_names_for_a_run_buy_a_server_no_more_releases(configured: Make) -
         taken.append(take_rounds(site.node(0), 8))
     mechanism = site.node(0).mechanism
     releases = [Spent(mechanism.z, mechanism.sampling, count) for count in (8, *taken)]
-    assert together(releases, site.config.privacy.delta) <= whole * 1.05
+    assert compose_epsilon(releases, site.config.privacy.delta) <= whole * 1.05
     assert taken[1:] == [0, 0]
     site.close()
 

@@ -35,7 +35,7 @@ from zdp_bench.extras.federated.messages import (
 )
 from zdp_bench.extras.federated.runner import steps_of
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.privacy.composition import spent_of_one, together
+from zdp_bench.privacy.composition import compose_epsilon, spent_of_one
 from zdp_bench.privacy.noise import run_key, stream_bytes
 from zdp_bench.privacy.sampling import place_each
 from zdp_bench.privacy.tally import BudgetExceeded, Position, Tally
@@ -329,7 +329,7 @@ class Node:
 
             def epsilon_after(steps: int) -> float:
                 taken = replace(planned, steps=steps)
-                return together([*spent_before, taken], config.privacy.delta)
+                return compose_epsilon([*spent_before, taken], config.privacy.delta)
 
             # ε rises with the number of steps, so bisection finds the first that is too large.
             first_too_many = bisect_right(range(max_releases + 1), budget, key=epsilon_after)

@@ -33,7 +33,7 @@ from zdp_bench.extras.search.space import Search, grid_of
 from zdp_bench.foreign_files import read_json
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate_beside, calibrate_mechanism
-from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
+from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon, spent_of_one
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Document
@@ -172,7 +172,7 @@ def _epsilon_of_earlier(config: Run, earlier: Sequence[Spending]) -> float:
     Raises:
         ValueError: the runs protect different units, so that they have no common ε.
     """
-    return together(spent_of_one(earlier, config.privacy.by_patient), config.privacy.delta)
+    return compose_epsilon(spent_of_one(earlier, config.privacy.by_patient), config.privacy.delta)
 
 
 def _name_runs(config: Run, runs: Sequence[Spending]) -> str:
@@ -361,8 +361,8 @@ def find_limit(
     earlier = _name_runs(config, others)
     try:
         spent = spent_of_one([*others, planned], planned.by_unit)
-        before = together(spent[:-1], delta)
-        after = together(spent, delta)
+        before = compose_epsilon(spent[:-1], delta)
+        after = compose_epsilon(spent, delta)
     except ValueError as error:
         return (
             f"--epsilon {options.epsilon:g}: no ε is known of trial {number} and {earlier}: "
@@ -430,7 +430,7 @@ def _find_epsilon(
 ) -> float | None:
     """Return the total tight ε for one example, or for one unit; None if it is unknown."""
     try:
-        return together(spent_of_one(spendings, of_unit), delta)
+        return compose_epsilon(spent_of_one(spendings, of_unit), delta)
     except ValueError:
         return None
 
