@@ -130,8 +130,11 @@ MISTAKES = [
     ("run recipe=quickstart model=/", "model '/' is not known. The nearest of "),
     ("validate recipe=quickstart launcher=joblib", "joblib: applies to sweeps only; add -m"),
     ("reproduce zeta_dp_2021/1 trainer.epochs=1", "trainer.epochs: `zdp-bench reproduce` runs"),
-    ("reproduce zeta_dp_2021/1 recipe=quickstart", "recipe: not in `zdp-bench reproduce`; a"),
-    ("reproduce zeta_dp_2021/1 seed=3", "say --seeds N"),
+    (
+        "reproduce zeta_dp_2021/1 recipe=quickstart",
+        "recipe: cannot be set in `zdp-bench reproduce`; a",
+    ),
+    ("reproduce zeta_dp_2021/1 seed=3", "use --seeds N"),
     ("reproduce --results A", "write paths.results=...: a key has no dashes."),
     ("run recipe=quickstart seed=1 seed=2", "seed is given twice: seed=1 and seed=2"),
     ("run quickstart", "'quickstart' is a recipe: write recipe=quickstart."),

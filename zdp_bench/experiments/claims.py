@@ -1,7 +1,7 @@
-"""Which cells of a paper's tables the recipes' jobs fill.
+"""Find the records that fill the cells of a paper's tables.
 
-A recipe claims a table and a row (`claims.table`, `claims.row`); each job of its sweep fills the
-cell of that row with the records whose experiment digest is its own.
+A recipe claims a row of a table (`claims.table`, `claims.row`). Each job of its sweep fills a cell
+of that row with the records that have the job's experiment digest.
 """
 
 from __future__ import annotations
@@ -34,12 +34,18 @@ from zdp_bench.report.cells import Filling
 from zdp_bench.report.papers import recipes_of, rows_of
 from zdp_bench.report.sheet import Sheet
 
-_NAMED = re.compile(r"\$\{([\w.]+)\}")
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # to another key
 
 
 @dataclass(frozen=True)
 class ClaimedJob:
-    """A job of a recipe and what it fills."""
+    """A job of a recipe.
+
+    Attributes:
+        filling: the cell that its records fill.
+        composed: configuration as Hydra composes it.
+        config: the same configuration, checked.
+    """
 
     filling: Filling
     composed: dict[str, Any]
@@ -48,12 +54,16 @@ class ClaimedJob:
 
 @dataclass(frozen=True)
 class Job:
-    """A job of a recipe as plain values, which are remembered.
+    """A job of a recipe as plain values, which are cached.
 
     Attributes:
-        digest: the experiment digest of its runs.
-        composed: what Hydra composes of it.
-        resolved: the configuration of its runs.
+        recipe: name of the recipe.
+        overrides: overrides of the job, without the seed.
+        row: row of the table that it claims.
+        variant: what differs from the paper; None for the paper's own settings.
+        digest: experiment digest of its runs.
+        composed: configuration as Hydra composes it.
+        resolved: configuration as its runs record it.
     """
 
     recipe: str
@@ -66,9 +76,14 @@ class Job:
 
 
 def fillings(table: str, results: Path) -> list[Filling]:
-    """Return the possible lines of a table: its recipes' jobs, also on other data."""
-    every = records.read_all(results)
-    times = read_times(every)
+    """Return the possible lines of a table: the jobs of its recipes, on their data and on other.
+
+    Args:
+        table: the table, PAPER/N.
+        results: the results folder.
+    """
+    all_records = records.read_all(results)
+    times = read_times(all_records)
     jobs = jobs_of_table(table)
     on_own_data = []
     for job in jobs:
@@ -77,21 +92,25 @@ def fillings(table: str, results: Path) -> list[Filling]:
             job.recipe, job.overrides, job.row, job.variant, job.digest, seconds=seconds
         )
         on_own_data.append(filling)
-    return [*on_own_data, *on_other_data(on_own_data, jobs, every)]
+    return [*on_own_data, *on_other_data(on_own_data, jobs, all_records)]
 
 
 def jobs_of_table(table: str) -> list[Job]:
-    """Return the jobs of a table's recipes, as they are now.
+    """Return the jobs of a table's recipes, from the cache if no recipe and no code has changed.
 
-    To check them takes seconds and torch. So they are remembered for as long as no recipe and no
-    code changes.
+    Checking them takes seconds, and imports torch.
     """
-    plain = _remember(list_jobs, table)
-    return [Job(**{**job, "overrides": tuple(job["overrides"])}) for job in plain]
+    jobs = _remember(list_jobs, table)
+    return [Job(**{**job, "overrides": tuple(job["overrides"])}) for job in jobs]
 
 
 def list_jobs(table: str, state: str = "") -> list[dict[str, Any]]:
-    """Return the jobs of a table's recipes as JSON values; they are remembered for a `state`."""
+    """Return the jobs of a table's recipes as JSON values.
+
+    Args:
+        table: the table, PAPER/N.
+        state: digest of recipes and code. Unused here: it is part of the cache key.
+    """
     return [
         {
             "recipe": claim.filling.recipe,
@@ -107,37 +126,49 @@ def list_jobs(table: str, state: str = "") -> list[dict[str, Any]]:
 
 
 def _remember(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return function(*arguments), which follows from recipes and code, or remember it."""
-    if installed():  # by other packages, whose code may change
+    """Return function(*arguments, state), from the cache if recipes and code have not changed."""
+    if installed():  # plug-ins of other packages, whose changes the state does not show
         return function(*arguments)
     return remember(function, *arguments, _state_of_code())
 
 
 def _state_of_code() -> str:
-    """Return a digest that changes with our YAML and code; file times are enough."""
+    """Return a digest of the times and sizes of our YAML, CSV and Python files."""
     state = hashlib.sha256()
     package = Path(assets.__file__).parent
-    for folder in (package, assets.CONF, assets.RECIPES, assets.DATASETS, assets.PAPERS):
-        for place, _, names in sorted(os.walk(folder)):
+    for root in (package, assets.CONF, assets.RECIPES, assets.DATASETS, assets.PAPERS):
+        for folder, _, names in sorted(os.walk(root)):
             for name in sorted(names):
                 if name.endswith((".py", ".yaml", ".csv")):
-                    file = os.stat(os.path.join(place, name))
-                    state.update(f"{place}/{name} {file.st_mtime_ns} {file.st_size}".encode())
+                    status = os.stat(os.path.join(folder, name))
+                    line = f"{folder}/{name} {status.st_mtime_ns} {status.st_size}"
+                    state.update(line.encode())
     return state.hexdigest()
 
 
 def build_table(name: str, results: Path) -> Sheet:
-    """Return a paper's table or figure, or one of our own, as the records of a folder give it."""
+    """Return a table or figure of a paper, or one of our own, filled from a results folder."""
     build = grids.build if name in papers.ours() else tables.build
     return build(name, results, fillings(name, results))
 
 
-def claims_of(table: str, most: int | None = None, times: Times | None = None) -> list[ClaimedJob]:
-    """Return the jobs of a table's recipes as they are now, at most so many of each sweep."""
+def claims_of(
+    table: str, max_jobs: int | None = None, times: Times | None = None
+) -> list[ClaimedJob]:
+    """Compose and check the jobs of a table's recipes.
+
+    Args:
+        table: the table, PAPER/N.
+        max_jobs: maximum number of jobs of each recipe. Default: all.
+        times: see `read_times`. Default: none, so the jobs' times are not known.
+
+    Raises:
+        UserError: a recipe claims a row that the table does not have.
+    """
     rows = set(rows_of(table))
     claims = []
     for recipe in recipes_of(table):
-        for overrides in jobs_of(recipe)[:most]:
+        for overrides in jobs_of(recipe)[:max_jobs]:
             composed = compose_job(recipe, overrides)
             config = check(composed)
             row, variant = str(config.claims.row), config.claims.variant
@@ -151,18 +182,23 @@ def claims_of(table: str, most: int | None = None, times: Times | None = None) -
 
 
 def compose_job(recipe: str, job: Iterable[str]) -> dict[str, Any]:
-    """Return what Hydra composes of a recipe and the overrides of one job, as plain Python.
+    """Return the configuration that Hydra would compose, as plain Python.
 
-    Hydra takes a tenth of a second for each, and all tables have five hundred jobs. Recipes choose
-    plug-ins and set values, no more, so merging their files does. A test holds both equal.
+    Hydra takes a tenth of a second per job, and the tables have five hundred jobs. Recipes only
+    choose plug-ins and set values, so merging their files gives the same result, which a test
+    compares with Hydra's.
+
+    Args:
+        recipe: name of the recipe.
+        job: overrides of one job.
     """
     merged = merge_job(recipe, job)
-    _look_up(merged)
+    _resolve_references(merged)
     return merged
 
 
 def merge_job(recipe: str, job: Iterable[str]) -> dict[str, Any]:
-    """Return the same with interpolations that are not resolved yet."""
+    """Return the configuration of `compose_job` before its references are resolved."""
     base = assets.read_yaml(assets.CONF / "config.yaml")
     body = assets.read_yaml(files("recipe")[recipe])
     plugins: dict[str, str] = {}  # the name chosen in each group
@@ -185,28 +221,31 @@ def merge_job(recipe: str, job: Iterable[str]) -> dict[str, Any]:
     return merged
 
 
-def _look_up(merged: dict[str, Any]) -> None:
-    """Resolve interpolations; only they, and what they refer to, pass through slow OmegaConf."""
+def _resolve_references(merged: dict[str, Any]) -> None:
+    """Resolve the references to other keys, in place.
+
+    OmegaConf is slow, so it gets only the keys with references and those that they refer to.
+    """
     flat = records.flatten(merged)
-    interpolated = {key for key, value in flat.items() if "${" in str(value)}
+    referring = {key for key, value in flat.items() if "${" in str(value)}
     referred: set[str] = set()
-    for key in interpolated:
-        referred.update(_NAMED.findall(str(flat[key])))
-    few: dict[str, Any] = {}
-    for key in interpolated | (referred & flat.keys()):
-        _merge(few, _nest(key, flat[key]))
-    _merge(merged, to_plain(OmegaConf.create(few)))
+    for key in referring:
+        referred.update(_REFERENCE.findall(str(flat[key])))
+    needed: dict[str, Any] = {}
+    for key in referring | (referred & flat.keys()):
+        _merge(needed, _nest(key, flat[key]))
+    _merge(merged, to_plain(OmegaConf.create(needed)))
 
 
 def _nest(key: str, value: Any) -> dict[str, Any]:
-    """'a.b' -> {'a': {'b': value}}."""
+    """Return a value below a dotted key: {'a': {'b': value}} for 'a.b'."""
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
 
 
 def _merge(into: dict[str, Any], node: Mapping[str, Any]) -> None:
-    """Set the keys of one mapping in another, those of its mappings in the other's."""
+    """Set the keys of `node` in `into`, recursively for nested mappings."""
     for key, value in node.items():
         if isinstance(value, dict) and isinstance(into.get(key), dict):
             _merge(into[key], value)
@@ -215,7 +254,10 @@ def _merge(into: dict[str, Any], node: Mapping[str, Any]) -> None:
 
 
 def jobs_of(recipe: str) -> list[tuple[str, ...]]:
-    """Return the overrides of each job of a recipe's sweep but the seed; one without a sweep."""
+    """Return the overrides of each job of a recipe, without the seed.
+
+    A recipe without a sweep has one job.
+    """
     hydra = assets.read_yaml(assets.group(assets.RECIPES)[recipe]).get("hydra") or {}
     params = (hydra.get("sweeper") or {}).get("params") or {}
     choices = []  # the overrides that each axis chooses from
@@ -229,25 +271,31 @@ def jobs_of(recipe: str) -> list[tuple[str, ...]]:
 
 
 def on_other_data(
-    fillings: Sequence[Filling], jobs: Sequence[Job], every: Iterable[Record]
+    fillings: Sequence[Filling], jobs: Sequence[Job], all_records: Iterable[Record]
 ) -> list[Filling]:
-    """Return the same jobs with another data set in place of the recipe's, where records exist."""
+    """Return the fillings of jobs on data sets other than their recipe's own.
+
+    Args:
+        fillings: filling of each job on its own data set.
+        jobs: the jobs.
+        all_records: records, whose data sets are tried.
+    """
     recipes = {job.recipe for job in jobs}
-    used: dict[str, list[dict[str, Any]]] = {}  # the data sets of a recipe's records, each once
-    for run in every:
+    used: dict[str, list[dict[str, Any]]] = {}  # recipe -> distinct data sets of its records
+    for run in all_records:
         if run.recipe in recipes:
             datasets = used.setdefault(run.recipe, [])
             dataset = run.config.get("dataset", {})
             if dataset and dataset not in datasets:
                 datasets.append(dataset)
-    own: dict[str, list[dict[str, Any]]] = {}  # a recipe that sweeps its folds has several
+    own: dict[str, list[dict[str, Any]]] = {}  # recipe -> its data sets, such as several folds
     for job in jobs:
         own.setdefault(job.recipe, []).append(drop_empty(job.resolved["dataset"]))
     moved = []
     for filling, job in zip(fillings, jobs, strict=True):
         others = []
         for dataset in used.get(job.recipe, []):
-            # Without what is not set: a record may be older than an option that is off.
+            # Compare without empty values: an old record lacks newer options, which are then off.
             if drop_empty(dataset) not in own[job.recipe]:
                 others.append(dataset)
         if others:
@@ -259,12 +307,18 @@ def on_other_data(
 def digests_on(
     datasets: list[dict[str, Any]], composed: dict[str, Any], state: str = ""
 ) -> dict[str, str]:
-    """Return {experiment digest: label} of a recipe with each of `datasets`, for a `state`."""
+    """Return {experiment digest: label} of a job with each of `datasets`.
+
+    Args:
+        datasets: the data sets, each as its configuration.
+        composed: configuration of the job.
+        state: see `list_jobs`.
+    """
     labels = {}
     for dataset in datasets:
         standard = unset_keys("dataset") | _options_of("dataset", dataset["name"])
         if not dataset.keys() <= standard.keys():
-            continue  # a record of an older version, whose data set had other options
+            continue  # the record is of an earlier version, whose data set had other options
         changed = {key: value for key, value in dataset.items() if value != standard[key]}
         options = [f"{key}={value}" for key, value in changed.items()]
         digest = experiment_digest(check({**composed, "dataset": dataset}))
@@ -273,7 +327,7 @@ def digests_on(
 
 
 def _options_of(kind: str, name: str) -> dict[str, Any]:
-    """Return a plug-in's options with their defaults; {} if there is no such plug-in now."""
+    """Return a plug-in's options with their defaults, or {} if it no longer exists."""
     if name in files(kind):
         options = assets.read_yaml(files(kind)[name])
         options.pop("card", None)
@@ -285,11 +339,11 @@ def _options_of(kind: str, name: str) -> dict[str, Any]:
 
 
 def require_unchanged(overrides: list[str]) -> None:
-    """Reject overrides that change what a recipe computes, or where its record goes."""
-    instead = {"seed": "say --seeds N", "recipe": "a table has its own recipes"}
+    """Reject overrides that change what a recipe computes, or which cell it fills."""
+    instead = {"seed": "use --seeds N", "recipe": "a table has its own recipes"}
     for key in sorted({str(override.key_or_group) for override in read_words(overrides)}):
         if key in instead:
-            raise UserError(f"{key}: not in `zdp-bench reproduce`; {instead[key]}.")
+            raise UserError(f"{key}: cannot be set in `zdp-bench reproduce`; {instead[key]}.")
         if enters_digest(key) or key.partition(".")[0] in ("claims", "force"):
             raise UserError(
                 f"{key}: `zdp-bench reproduce` runs recipes unchanged, because other runs fill no "

@@ -1,12 +1,12 @@
 """Find the runs that tables lack, and start them with one of Hydra's launchers.
 
-    smoke   the first job of each recipe, one seed and few steps of it, on generated or embedded
-            data, in a folder of its own. Shows that every recipe runs.
-    here    as published, wherever the data root holds the data and the weights
-    paper   as published, fetching what may be fetched
+    smoke   one short run of the first job of each recipe, on generated or embedded data, in a
+            separate folder; shows that every recipe runs
+    here    all settings of the paper, for recipes whose data and weights are in the data root
+    paper   all settings of the paper; fetches what may be fetched
 
-A run that has a record, under any recipe, is not planned, and one that was stopped goes on from
-its checkpoint, so the command can be stopped and given again.
+A run that has a record, under any recipe, is not planned. A run that was stopped continues from its
+checkpoint. So the command can be stopped and given again.
 """
 
 from __future__ import annotations
@@ -39,26 +39,38 @@ SMOKE_HIDDEN = 256  # the widest fully connected layers of a smoke run
 
 @dataclass(frozen=True)
 class Planned:
-    """The missing runs of a row."""
+    """The missing runs of a row.
+
+    Attributes:
+        table: the table, PAPER/N.
+        filling: the job.
+        seeds: seed of each run.
+        words: overrides of each run, without the seed.
+    """
 
     table: str
     filling: Filling
     seeds: tuple[int, ...]
-    words: tuple[str, ...]  # overrides of each run but its seed
+    words: tuple[str, ...]
 
     @property
     def seconds(self) -> float | None:
-        """The time of all of them, one after another; None if no record states it."""
-        one = self.filling.seconds
-        return None if one is None else one * len(self.seeds)
+        """The time of all runs in sequence; None if it is not known."""
+        seconds_per_run = self.filling.seconds
+        return None if seconds_per_run is None else seconds_per_run * len(self.seeds)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs to start, the shortest first."""
+    """The runs to start, the shortest first.
+
+    Attributes:
+        rows: the rows with missing runs.
+        left_out: reason why rows cannot be filled -> number of these rows.
+    """
 
     rows: list[Planned]
-    left_out: Counter[str]  # why rows cannot be filled -> how many
+    left_out: Counter[str]
 
     @property
     def runs(self) -> list[list[str]]:
@@ -97,39 +109,58 @@ def make_plan(
     extra: list[str],
     as_published: bool = False,
 ) -> Plan:
-    """Return the runs that the tables want and that have no record, each once."""
-    smoke, here = profile == "smoke", configured(["recipe=quickstart", *extra])
-    every = records.read_all(folder)
-    done = {(run.experiment, run.seed) for run in every}
-    times = {} if smoke else read_times(every, "cuda" if "cuda" in here.device else "cpu")
+    """Return the runs that tables lack, each once.
+
+    Args:
+        names: the tables.
+        profile: "smoke", "here" or "paper".
+        seeds: number of seeds per row. None: as many as the paper has.
+        folder: folder of records.
+        extra: overrides that are added to each run.
+        as_published: leave out our variants. Default: False.
+    """
+    is_smoke = profile == "smoke"
+    local = configured(["recipe=quickstart", *extra])  # for this machine's paths and device
+    all_records = records.read_all(folder)
+    done = {(run.experiment, run.seed) for run in all_records}
+    device = "cuda" if "cuda" in local.device else "cpu"
+    times = {} if is_smoke else read_times(all_records, device)
     rows: list[Planned] = []
     left_out: Counter[str] = Counter()
     planned: set[str] = set()
-    lacking: dict[tuple[str, str], str] = {}
+    problems: dict[tuple[str, str], str] = {}  # (recipe, data set) -> see `missing_data`
     for table in names:
         papers.require_recipes(table)
-        for claim in claims_of(table, 1 if smoke else None, times):
+        for claim in claims_of(table, 1 if is_smoke else None, times):
             filling = claim.filling
             if filling.digest in planned or (as_published and filling.variant):
                 continue
             planned.add(filling.digest)
-            most = seeds or (1 if smoke else papers.seeds(table))
-            wanted = [n for n in range(1, most + 1) if smoke or (filling.digest, n) not in done]
+            num_seeds = seeds or (1 if is_smoke else papers.seeds(table))
+            missing_seeds = [
+                seed
+                for seed in range(1, num_seeds + 1)
+                if is_smoke or (filling.digest, seed) not in done
+            ]
+            if not missing_seeds:
+                continue
             key = filling.recipe, json.dumps(claim.config.resolved["dataset"], sort_keys=True)
-            if wanted and key not in lacking:
-                config = dataclasses.replace(claim.config, paths=here.paths)
+            if key not in problems:
+                config = dataclasses.replace(claim.config, paths=local.paths)
                 try:
-                    lacking[key] = "" if smoke else missing_data(config, profile == "here")
+                    problems[key] = "" if is_smoke else missing_data(config, profile == "here")
                 except UserError as error:
-                    lacking[key] = str(error)
-            if wanted and (why := lacking[key]):
-                left_out[why] += 1
-            elif wanted:
-                own = [w for w in filling.overrides if not (smoke and w.startswith("dataset."))]
-                words = [f"recipe={filling.recipe}", *own, f"paths.results={folder}", *extra]
-                if smoke:  # a row may be named by its data set
-                    words += [*smoke_overrides(claim.config), f'claims.row="{filling.row}"']
-                rows.append(Planned(table, filling, tuple(wanted), tuple(words)))
+                    problems[key] = str(error)
+            if problems[key]:
+                left_out[problems[key]] += 1
+                continue
+            overrides = list(filling.overrides)
+            if is_smoke:  # its data set has other options
+                overrides = [word for word in overrides if not word.startswith("dataset.")]
+            words = [f"recipe={filling.recipe}", *overrides, f"paths.results={folder}", *extra]
+            if is_smoke:  # state the row, because its name may depend on the data set
+                words += [*smoke_overrides(claim.config), f'claims.row="{filling.row}"']
+            rows.append(Planned(table, filling, tuple(missing_seeds), tuple(words)))
     unknown = float("inf")
     rows.sort(key=lambda row: unknown if row.seconds is None else row.seconds)
     return Plan(rows, left_out)
@@ -138,7 +169,16 @@ def make_plan(
 def carry_out(
     plan: Plan, launcher: str = "local", settings: list[str] | None = None
 ) -> list[tuple[str, str]]:
-    """Start the runs with one of Hydra's launchers; return those that failed, and why."""
+    """Start the runs of a plan.
+
+    Args:
+        plan: the plan.
+        launcher: one of Hydra's launchers. Default: "local".
+        settings: overrides of the launcher. Default: none.
+
+    Returns:
+        (overrides, reason) of each run that failed.
+    """
     if not plan.runs:
         return []
     with hydra_session() as driver:
@@ -147,36 +187,45 @@ def carry_out(
 
 
 def missing_data(config: Run, only_here: bool = True) -> str:
-    """Return what is missing, in words: weights, or files of the data set; '' if nothing is."""
+    """Return a sentence about missing weights or data, or '' if nothing is missing.
+
+    Args:
+        config: the configuration of the run.
+        only_here: also report weights and data sets that could be fetched. Default: True.
+    """
     card = files.card(config.dataset.name)
     source = files.card(card.uses) if card.uses else card
-    there = not files.missing(config.data_root, source)
-    there = there and files.has_files(config.data_root, source)
-    if there and source.holds and build_dataset(config).released(config.data_root):
+    is_present = not files.missing(config.data_root, source)
+    is_present = is_present and files.has_files(config.data_root, source)
+    if is_present and source.holds and build_dataset(config).released(config.data_root):
         return (
             f"the data root has part of dataset '{card.name}', but not the files that this run "
             "needs."
         )
     if not only_here:
         return ""
-    if lacking := missing_weights(str(config.model.options.get("weights", UNTRAINED))):
-        return lacking
-    return "" if there else f"the data root does not have dataset '{source.name}'."
+    if sentence := missing_weights(str(config.model.options.get("weights", UNTRAINED))):
+        return sentence
+    return "" if is_present else f"the data root does not have dataset '{source.name}'."
 
 
 def smoke_overrides(config: Run) -> list[str]:
-    """Return the overrides that make a run a matter of seconds, on the data card's stand-in."""
+    """Return the overrides that shorten a run to seconds, on the stand-in of its data set."""
     words = files.card(config.dataset.name).stand_in.split()
     rate = config.trainer.sample_rate
     size = "trainer.batch_size=8" if rate is None else f"trainer.sample_rate={max(rate, 0.25)}"
-    weights = ["model.weights=untrained"] if "weights" in config.model.options else []
-    weights += ["model.init_from=null"] if config.init_from else []
-    weights += ["federated.nodes=3"] if config.federated.nodes else []  # of few patients
+    words += ["trainer.epochs=1", size]
+    if "weights" in config.model.options:
+        words.append("model.weights=untrained")
+    if config.init_from:
+        words.append("model.init_from=null")
+    if config.federated.nodes:  # the stand-in has few patients to split
+        words.append("federated.nodes=3")
     if config.representation and "weights" in config.representation.options:
-        weights += ["representation.weights=untrained", "representation.resize=32"]
+        words += ["representation.weights=untrained", "representation.resize=32"]
     if config.representation and config.representation.name == "joined":
-        weights += ["representation.axes=16", "representation.pictures=32"]
+        words += ["representation.axes=16", "representation.pictures=32"]
     hidden = config.model.options.get("hidden")
-    if isinstance(hidden, int) and hidden > SMOKE_HIDDEN:  # VGG-11: 8.4 GiB with its 4096
-        weights.append(f"model.hidden={SMOKE_HIDDEN}")
-    return [*words, "trainer.epochs=1", size, *weights, "threads=1"]
+    if isinstance(hidden, int) and hidden > SMOKE_HIDDEN:  # VGG-11 needs 8.4 GiB with its 4096
+        words.append(f"model.hidden={SMOKE_HIDDEN}")
+    return [*words, "threads=1"]

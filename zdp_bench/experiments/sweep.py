@@ -1,4 +1,4 @@
-"""Jobs: one composed configuration each, carried out here or by Hydra's launchers."""
+"""Run jobs, each a composed configuration, in this process or with one of Hydra's launchers."""
 
 from __future__ import annotations
 
@@ -29,19 +29,27 @@ if TYPE_CHECKING:
     from zdp_bench.training.run import Runner
     from zdp_bench.training.run_folder import Outcome
 
+# What a job prints: its progress and a summary at its end, only progress, or nothing.
 Shown = Literal["all", "progress", "nothing"]
-# not in a job's name
+# Beginnings of the overrides that a job's name leaves out.
 UNNAMED = ("recipe=", "launcher=", "hydra", "paths.", "logger", "name=", "tags=", "notes=")
 
 
 def name_job(overrides: Sequence[str]) -> str:
-    """Return a job's name: its overrides, except those on where and how it runs."""
+    """Return a job's name: its overrides, except those of where and how it runs."""
     return " ".join(word for word in overrides if not word.startswith(UNNAMED))
 
 
 @dataclass(frozen=True)
 class Made:
-    """A summary of a job's run, as other processes return it."""
+    """The summary of a finished run, which other processes return.
+
+    Attributes:
+        metric: name of the headline metric.
+        value: its value on the test set.
+        epsilon: tight ε.
+        home: folder of the run.
+    """
 
     metric: str
     value: float
@@ -51,22 +59,31 @@ class Made:
 
 @dataclass(frozen=True)
 class Job:
-    """A job that has ended: its overrides, and its run or why there is none."""
+    """A job that has ended: its overrides, and its run or the reason why it failed."""
 
     words: list[str]
     ended: Made | str
 
 
 class SweepJob:
-    """What Hydra calls with a composed configuration, in this process or a launcher's.
+    """The function that Hydra calls with a composed configuration, in this or another process.
 
-    It returns errors instead of raising them, so that one bad job does not end a sweep.
+    It returns errors instead of raising them, so that one failed job does not end a sweep.
     """
 
     def __init__(self, sweep: bool = False, wait: bool = True, show: Shown = "all") -> None:
-        self.sweep = sweep  # a bug of ours is returned as well, after its traceback was printed
-        self.wait = wait  # for another process at the same job; otherwise return `Busy`
-        self.show = show  # of each run: its progress, and all: also its summary at its end
+        """Create the function.
+
+        Args:
+            sweep: print the traceback of an unexpected exception and return it as an error, so
+                that the sweep continues. Default: False, which raises the exception.
+            wait: wait for another process that runs the same job, instead of returning `Busy`.
+                Default: True.
+            show: what to print. Default: "all".
+        """
+        self.sweep = sweep
+        self.wait = wait
+        self.show = show
         self._starter = os.getpid()
 
     def __call__(self, config: DictConfig) -> UserError | Made:
@@ -74,20 +91,21 @@ class SweepJob:
 
         hydra = HydraConfig.get()
         launcher = hydra.launcher._target_
-        worker = os.getpid() != self._starter and "joblib" in launcher
-        if worker:
+        is_worker = os.getpid() != self._starter and "joblib" in launcher
+        if is_worker:
             end_with_parent(self._starter)
         try:
             overrides = list(hydra.overrides.task)
             name = name_job(overrides) if self.sweep else ""
-            made = carry_out(config, overrides, wait=self.wait, show=self.show, name=name)
-            headline, spent = made.record.headline, made.record.privacy.epsilon_tight
-            return Made(headline.name, headline.value, spent, made.path.parent)
+            outcome = carry_out(config, overrides, wait=self.wait, show=self.show, name=name)
+            headline, privacy = outcome.record.headline, outcome.record.privacy
+            home = outcome.path.parent
+            return Made(headline.name, headline.value, privacy.epsilon_tight, home)
         except (Exception, Stopped) as error:
             if stop := find_stop(error):
-                if worker:  # it would wait for another job
+                if is_worker:  # otherwise, it would wait for another job
                     os._exit(stop.exit_code)
-                if "submitit" in launcher:  # a process of this job's own: the sweep goes on
+                if "submitit" in launcher:  # each job has its own process, so the sweep continues
                     return UserError(f"{stop}; the same command continues from the last save.")
                 raise stop from None
             if isinstance(error, UserError):
@@ -97,15 +115,19 @@ class SweepJob:
             if not self.sweep:
                 raise
             traceback.print_exc()
-            brief = (str(error).strip() or "no words").splitlines()[0][:200]
-            return UserError(f"{type(error).__name__}: {brief} (a bug; its traceback is above)")
+            summary = (str(error).strip() or "no message").splitlines()[0][:200]
+            return UserError(f"{type(error).__name__}: {summary} (a bug; its traceback is above)")
 
 
 def sweep(driver: Any, overrides: list[str]) -> list[Job]:
-    """Carry out every job of a sweep; return how each ended.
+    """Run all jobs of a sweep, and return how each ended.
 
-    Several processes may share a sweep: each takes the jobs that no other runs, and at the end
-    waits for those of the others, so that what a killed process left is done as well.
+    Several processes may share a sweep. Each takes the jobs that no other process is running. At
+    the end, it waits for the jobs of the others, and runs those that a killed process left behind.
+
+    Args:
+        driver: Hydra's driver; see `hydra_session`.
+        overrides: overrides, some of which have several values.
     """
     _require_slurm(overrides)
     batches = driver.multirun(
@@ -126,7 +148,18 @@ def _require_slurm(words: Sequence[str]) -> None:
 def launch(
     driver: Any, jobs: list[list[str]], launcher: str, settings: list[str], show: Shown = "all"
 ) -> list[tuple[list[str], str]]:
-    """Start jobs that no sweep can list with a launcher; return the failed (overrides, reason)."""
+    """Start a list of jobs, which need not be the product of a sweep, with a launcher.
+
+    Args:
+        driver: Hydra's driver; see `hydra_session`.
+        jobs: overrides of each job.
+        launcher: name of the launcher.
+        settings: overrides of the launcher.
+        show: what to print. Default: "all".
+
+    Returns:
+        (overrides, reason) of each job that failed.
+    """
     from hydra._internal.callbacks import Callbacks
     from hydra.core.plugins import Plugins
     from hydra.core.utils import setup_globals
@@ -135,52 +168,49 @@ def launch(
     setup_globals()
     read_words(settings, sweep=True)
     _require_slurm([f"launcher={launcher}"])
-    chosen = driver.compose_config(
+    config = driver.compose_config(
         "config", [f"launcher={launcher}", *settings], run_mode=RunMode.MULTIRUN
     )
-    carrier = Plugins.instance().instantiate_launcher(
+    hydra_launcher = Plugins.instance().instantiate_launcher(
         hydra_context=HydraContext(config_loader=driver.config_loader, callbacks=Callbacks()),
         task_function=SweepJob(sweep=True, wait=False, show=show),
-        config=chosen,
+        config=config,
     )
     words = [[f"launcher={launcher}", *job] for job in jobs]
-    ended = _finish(driver, carrier.launch(words, initial_job_idx=0), show)
-    return [(job.words, job.ended) for job in ended if isinstance(job.ended, str)]
+    ended_jobs = _finish(driver, hydra_launcher.launch(words, initial_job_idx=0), show)
+    return [(job.words, job.ended) for job in ended_jobs if isinstance(job.ended, str)]
 
 
 def _finish(driver: Any, jobs: Iterable[Any], show: Shown = "all") -> list[Job]:
-    """Return how each job ended, after waiting for those of other processes."""
-    ended = []
+    """Return how each job ended, after waiting for those that other processes run."""
+    ended_jobs = []
     for job in jobs:
         words, result = list(job.overrides), job.return_value
         if isinstance(result, Busy):
-            again = SweepJob(sweep=True, show=show)
+            waiting_job = SweepJob(sweep=True, show=show)
             result = driver.run(
-                config_name="config", task_function=again, overrides=words
+                config_name="config", task_function=waiting_job, overrides=words
             ).return_value
-        ended.append(Job(words, str(result) if isinstance(result, UserError) else result))
-    return ended
+        ended_jobs.append(Job(words, str(result) if isinstance(result, UserError) else result))
+    return ended_jobs
 
 
 def show_sweep(jobs: Sequence[Job]) -> Sheet:
-    """Return a sweep's summary: one line per job, with metric, ε and run, and the ε of all."""
+    """Return a table with metric, ε and run of each job, and the joint ε of all in its notes."""
     rows = []
     for job in jobs:
-        made, shown = job.ended, ["failed", "", ""]
-        if isinstance(made, Made):
-            shown = [
-                f"{made.metric} {made.value:.4f}",
-                show_epsilon(made.epsilon),
-                made.home.name[:8],
-            ]
-        rows.append([name_job(job.words), *shown])
+        cells = ["failed", "", ""]
+        run = job.ended
+        if isinstance(run, Made):
+            cells = [f"{run.metric} {run.value:.4f}", show_epsilon(run.epsilon), run.home.name[:8]]
+        rows.append([name_job(job.words), *cells])
     homes = {job.ended.home for job in jobs if isinstance(job.ended, Made)}
     notes = describe_together([read_spending(home) for home in homes if home.is_dir()])
     return Sheet("Sweep", ["job", "test", "tight ε", "run"], rows, notes)
 
 
 def run_one(overrides: list[str], runner: Runner | None = None) -> None:
-    """Compose and carry out one run, here or by `runner`."""
+    """Compose and carry out one run, in this process or with `runner`."""
     carry_out(compose(overrides), overrides, runner=runner)
 
 
@@ -192,7 +222,16 @@ def carry_out(
     show: Shown = "all",
     name: str = "",
 ) -> Outcome:
-    """Check a composed configuration and run it; print what `SweepJob` says, under its name."""
+    """Check a composed configuration and carry out its run.
+
+    Args:
+        config: the composed configuration.
+        overrides: overrides that it was composed with.
+        wait: see `SweepJob`. Default: True.
+        runner: function that carries out the run elsewhere. Default: none.
+        show: what to print. Default: "all".
+        name: name of the job in a sweep, for one line instead of a summary. Default: none.
+    """
     from zdp_bench.report.console import console
     from zdp_bench.report.terminal import show_run
     from zdp_bench.training import distributed
@@ -204,7 +243,7 @@ def carry_out(
     check_claims(checked.claims.table, checked.claims.row)
     if checked.federated.nodes and runner is None:
         runner = find_module("runner", "federated").carry_out
-    if distributed.rank():  # of several ranks, only the first prints
+    if distributed.rank():  # only the first rank prints
         return run(checked, Watcher(), runner=runner)
     watch = nullcontext(Watcher()) if show == "nothing" else Live(console(), name)
     with watch as live, Reporter(live, checked) as reporter:
@@ -219,6 +258,7 @@ def carry_out(
     if show == "all" and not name:
         console().print(show_run(outcome.record, outcome.path, outcome.found))
     elif show == "all":
-        headline, spent = outcome.record.headline, outcome.record.privacy.epsilon_tight
-        print(f"{name}: {headline.name} {headline.value:.4f}, tight ε {show_epsilon(spent)}")
+        headline, privacy = outcome.record.headline, outcome.record.privacy
+        epsilon = show_epsilon(privacy.epsilon_tight)
+        print(f"{name}: {headline.name} {headline.value:.4f}, tight ε {epsilon}")
     return outcome

@@ -324,15 +324,15 @@ def test_masks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     refuse("has no mask of the same name")
     mask.with_name("other.nii").rename(mask)
     make.write_nifti(mask.with_name("more.nii"), 3)
-    refuse("is the mask without an image", "more.nii")
+    refuse("is a mask without an image", "more.nii")
     mask.with_name("more.nii").rename(mask.with_suffix(".nii.gz"))
     refuse("is a mask of the same image as")
     mask.with_suffix(".nii.gz").unlink()
     mask.unlink()
     make.write_png(mask.with_suffix(".png"), 9)
-    refuse("is no volume .it is of kind picture", "scan.png")
+    refuse("is of kind picture, not volume", "scan.png")
     (tmp_path / "d/notes.txt").write_text("x")
-    refuse("stands beside images/ and masks/", "notes.txt")
+    refuse("is beside images/ and masks/", "notes.txt")
 
 
 @pytest.mark.parametrize("partner", ["masks", "references"])
@@ -464,7 +464,7 @@ def test_references_stand_in_a_folder_of_the_same_names(tmp_path: Path) -> None:
     info = folder(tmp_path / "pairs", depth=4, **options).info(tmp_path)
     assert info.target_shape == (4, 2, 12, 12)
     (tmp_path / "pairs/references").rename(tmp_path / "pairs/reference")
-    refused = r"has images/, and neither masks/ nor references/ beside it"
+    refused = r"has images/, but neither masks/ nor references/ beside it"
     assert_refused(lambda: folder(tmp_path / "pairs").find(), "pairs", refused)
     (tmp_path / "pairs/reference").rename(tmp_path / "pairs/references")
     (tmp_path / "pairs/references/p3/scan.nii.gz").unlink()

@@ -27,7 +27,7 @@ def deflate(path: Path) -> None:
 
 # kind -> what is done to a file, and what the sentence says
 DAMAGED: list[tuple[str, Spoil, str]] = [
-    ("picture", WEB_PAGE, "holds no PNG, JPEG, DICOM"),
+    ("picture", WEB_PAGE, r"is not a readable file \(PNG, JPEG, DICOM"),
     ("picture", bomb, "DecompressionBomb"),
     ("picture", keep(50), "cannot be read"),
     ("clip", overwrite(40, b"\xff" * 4), "announces 4294967295 bytes of samples, but has 80"),
@@ -39,7 +39,7 @@ DAMAGED: list[tuple[str, Spoil, str]] = [
     ("recording", edit(" 1000", " 10é00"), "'Ã' in the line .*, of which WFDB knows only ASCII"),
     ("recording", edit(" 1000(", " 1e-37("), "not finite, or not in float32"),
     ("recording", edit(" 16 ", " 16:3 "), "leads that are skewed in time"),
-    ("volume", dicom(), "it is of kind image.; a data set must have files of one kind"),
+    ("volume", dicom(), "is of kind image, not volume; all files"),
     ("image", dicom(Rows=60_000, Columns=60_000), "announces 60,000×60,000 pixels"),
     ("image", dicom(Rows=9_000), "cannot be read"),
     ("image", dicom(PhotometricInterpretation="RGB"), "of RGB; expected one grey image per file"),
@@ -91,7 +91,7 @@ CSVS: list[tuple[bytes, str]] = [
     (b"path,classes\na.png,x\n", "path and label are required"),
     (b"path,label,mask\na.png,x,a.png\n", "path and label are required, or path and mask"),
     (b"path,label,label\na.png,x,y\n", "has several columns 'label'; leave one"),
-    (b"path,label,Patients\na.png,x,1\n", "'Patients', which is not known. Is it patient"),
+    (b"path,label,Patients\na.png,x,1\n", "unknown column 'Patients'. Is it patient"),
     (b"path,label\n../secret.png,x\n", "leads out of"),
     (b"path,label\n/etc/passwd,x\n", "leads out of"),
     (b"path,label\nlink.png,x\n", "is a link that leads out of"),

@@ -1,8 +1,8 @@
-"""Your own files, in folders or listed by a CSV, split by patient: pictures, scans, recordings.
+"""Your own pictures, scans or recordings, in folders or listed in a CSV, split by patient.
 
-No statistic of the training set is used to prepare it: values are scaled by constants of the
+Examples are prepared without statistics of the training set: values are scaled by constants of the
 recipe, or by statistics of the same plane. The notes of a record name the classes, but not their
-counts.
+numbers of examples.
 """
 
 from __future__ import annotations
@@ -27,8 +27,15 @@ from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import BadExamples
 from zdp_bench.data.kspace import SSIM_WINDOW
 from zdp_bench.errors import UserError, require
-from zdp_bench.extras.own_data import listing, readers
-from zdp_bench.extras.own_data.listing import Item, Listing
+from zdp_bench.extras.own_data import readers
+from zdp_bench.extras.own_data.listing import (
+    Item,
+    Listing,
+    choose_examples,
+    find_items,
+    list_examples,
+    split_items,
+)
 from zdp_bench.extras.own_data.readers import Facts, Form, Kind
 from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
@@ -43,7 +50,7 @@ class Pairs:
     Targets [B, ..., 2, size, size] are the reference and the image itself, in [0, 1].
 
     Attributes:
-        images: the images; their targets are the references.
+        images: the images, with the references as their targets.
     """
 
     images: Examples
@@ -61,27 +68,31 @@ class Pairs:
         return inputs, torch.cat([references, self.images.inputs[indices]], dim=-3) / 255
 
 
-DARK = 255 // 10
+DARK = 255 // 10  # images are dark if no pixel exceeds this, a tenth of white
+# Options that apply to some kinds of files only; see `Kind.keys`.
 OPTIONAL = ("window", "depth", "length", "rate", "scale", "leads", "spectrum")
 
 
 @register("dataset", "folder")
 @dataclass(frozen=True, kw_only=True)
 class Folder(Form, Dataset):
-    """Your own examples with classes, masks or references; `Kind.shape` gives the shape of inputs.
+    """Your own examples with classes, masks or references. Inputs have the shape of `Kind.shape`.
 
     Pixels are cached as bytes and converted when they are drawn (`cache.py`).
 
     Args:
-        path: path of the folder or CSV.
-        patient: regular expression whose first group is the patient in a file's name or path.
-        mean, deviation: the model gets (pixel − mean) / deviation of pixels in [0, 1].
+        path: path of the folder or CSV. Required.
+        patient: regular expression whose first group is the patient in the name or path of a file.
+            Default: the folder names the patient; see `listing`.
+        mean, deviation: the input is (pixel − mean) / deviation, for pixels in [0, 1]. Default: 0.5
+            and 0.25.
         augment: name of an augmentation; see `augmentation`. Default: none.
-        test_share: fraction of the owners to test on, unless you split the files.
-        split_seed: seed that draws them.
+        test_share: fraction of the owners to test on, unless you split the files yourself. Default:
+            0.2.
+        split_seed: seed that draws the test owners. Default: 0.
         max_per_patient: maximum number of training examples per owner. Default: all.
-        bad_examples: see `read_each`.
-        scale: factor on the samples of a recording.
+        bad_examples: what to do with unreadable files; see `read_each`. Default: "refuse".
+        scale: factor by which the samples of a recording are multiplied. Default: none.
     """
 
     path: str | None = None
@@ -96,14 +107,14 @@ class Folder(Form, Dataset):
     scale: Annotated[float, Gt(0)] | None = None
 
     def __post_init__(self) -> None:
-        rising = self.limits is None or self.limits[0] < self.limits[1]
-        require(rising, "dataset.window", self.window, "must be [low, high] with low < high")
+        is_window = self.limits is None or self.limits[0] < self.limits[1]
+        require(is_window, "dataset.window", self.window, "must be [low, high] with low < high")
         fits = self.spectrum is None or self.spectrum <= (self.length or 0)
         rule = "must be at most dataset.length samples"
         require(fits, "dataset.spectrum", self.spectrum, rule)
-        named = self.leads is None or len({*self.leads}) == len(self.leads) == self.channels
+        names_leads = self.leads is None or len({*self.leads}) == len(self.leads) == self.channels
         rule = f"must name as many leads as dataset.channels={self.channels}, each once"
-        require(named, "dataset.leads", self.leads, rule)
+        require(names_leads, "dataset.leads", self.leads, rule)
         augmentation(self.augment, 0.0)
 
     @property
@@ -112,43 +123,45 @@ class Folder(Form, Dataset):
         return float(self.mean), float(self.deviation)
 
     def load(self, root: Path) -> Splits:
-        found = self.find()
-        content = self._digest(found)
-        paths = [item.path for item in found.items]
-        whole = self._load("folder", found, found.kind, paths, content)
-        if found.kind.is_image and int(whole.max()) <= DARK:
+        listing = self.find()
+        content = self._digest(listing)
+        paths = [item.path for item in listing.items]
+        inputs = self._load("folder", listing, listing.kind, paths, content)
+        if listing.kind.is_image and int(inputs.max()) <= DARK:
             log.warning("%s: no pixel is above a tenth of white; see dataset.window", self.path)
-        self._tell_copies(found, whole)
-        targets = self._load_targets(found, content)
-        names = sorted({item.patient for item in found.items})
-        people = {name: number for number, name in enumerate(names)}
-        groups = found.spread([people[item.patient] for item in found.items])
-        pixels = self.pixels if found.kind.is_image else None
-        everything = Examples(whole, targets, groups, pixels)
-        source = Pairs(everything) if found.target == "reference" else everything
+        self._warn_of_copies(listing, inputs)
+        targets = self._load_targets(listing, content)
+        names = sorted({item.patient for item in listing.items})
+        number_of = {name: number for number, name in enumerate(names)}
+        groups = listing.spread([number_of[item.patient] for item in listing.items])
+        pixels = self.pixels if listing.kind.is_image else None
+        everything = Examples(inputs, targets, groups, pixels)
+        source = Pairs(everything) if listing.target == "reference" else everything
 
         def take(part: str) -> Part:
-            return Part(source, found.rows(part))
+            return Part(source, listing.rows(part))
 
         validation = take("validation")
         mean, deviation = self.pixels
-        owners = "".join(f"{i.name}:{i.label}:{i.patient}:{i.part};" for i in found.items)
-        pairs = ":reference" if found.target == "reference" else ""
-        classes = ", ".join(f"{n} {name}" for n, name in enumerate(found.classes))
-        what = {"mask": "a mask for each image", "reference": "a reference for each image"}
-        said = what.get(found.target, f"classes {classes}")
+        owners = "".join(f"{i.name}:{i.label}:{i.patient}:{i.part};" for i in listing.items)
+        pairs = ":reference" if listing.target == "reference" else ""
+        if listing.target == "label":
+            classes = ", ".join(f"{n} {name}" for n, name in enumerate(listing.classes))
+            note = f"classes {classes}"
+        else:
+            note = f"a {listing.target} for each image"
         return Splits(
             take("train"),
             take("test"),
-            input_shape=found.kind.shape(self),
-            outputs=len(found.classes) or 1,
+            input_shape=listing.kind.shape(self),
+            outputs=len(listing.classes) or 1,
             provenance="own",
             digest=files.digest(f"{content}:{owners}:{self.pixels}:{self.augment}{pairs}"),
-            notes="; ".join(filter(None, [said, files.note_skipped(found.skipped)])),
+            notes="; ".join(filter(None, [note, files.note_skipped(listing.skipped)])),
             augment=augmentation(self.augment, (0 - mean) / deviation),
-            augment_targets=None if found.classes else augmentation(self.augment, 0),
+            augment_targets=None if listing.classes else augmentation(self.augment, 0),
             validation=validation if len(validation) else None,
-            unit=found.unit,
+            unit=listing.unit,
             owner_names=names,
             title=Path(self.path or "").expanduser().absolute().name,
         )
@@ -158,42 +171,44 @@ class Folder(Form, Dataset):
 
         These numbers are never written to a record.
         """
-        found = self.find()
-        classes = dict.fromkeys(found.classes, 0)
-        for item, use in zip(found.items, found.used, strict=True):
+        listing = self.find()
+        classes = dict.fromkeys(listing.classes, 0)
+        for item, used in zip(listing.items, listing.used, strict=True):
             if item.part == "train" and classes:
-                classes[item.label] += len(use)
+                classes[item.label] += len(used)
         return replace(super().info(root), classes=classes)
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Check every listed file, with its mask or reference.
 
         Yields:
-            The path of each file and what is wrong with it, '' if nothing.
+            The path of each file, and its problem or ''.
         """
         if self.path is None:
             return
-        picture, told = readers.PICTURE, False  # of files that no option is given for, once
-        for item in listing.find_items(Path(self.path), self.patient):
+        picture = readers.PICTURE
+        # A picture that needs an option, such as a window, is reported once, not for each file.
+        has_reported_option = False
+        for item in find_items(Path(self.path), self.patient):
             paths = [path for path in (item.path, item.partner) if path]
             for path, problem in files.try_each(paths, readers.check):
                 is_sound = path == item.path and not problem
-                if is_sound and not told and readers.fits(path, picture):
+                if is_sound and not has_reported_option and readers.fits(path, picture):
                     ((_, problem),) = files.try_each([path], lambda p: picture.inspect(p, self))
-                    told = bool(problem)
+                    has_reported_option = bool(problem)
                 if path == item.partner and not problem:
-                    pair = partial(readers.check_pair, item.path)
-                    ((_, problem),) = files.try_each([path], pair)
+                    check = partial(readers.check_pair, item.path)
+                    ((_, problem),) = files.try_each([path], check)
                 yield path, problem
 
     def find(self) -> Listing:
-        """List and split the files, without damaged ones if these are skipped."""
+        """List, check and split the files; skip or reject damaged ones, by `bad_examples`."""
         if self.path is None:
             raise UserError(
                 "dataset.path=null: set the path of your data, such as dataset.path=./scans."
             )
         path = Path(self.path).expanduser()
-        items = listing.find_items(path, self.patient)
+        items = find_items(path, self.patient)
         kind = self._find_kind(items)
         self._require_options(kind, items[0].path)
         if items[0].target == "mask" and kind.mask is None:
@@ -202,11 +217,12 @@ class Folder(Form, Dataset):
             self._require_images(kind, items[0].partner)
         checked = list(files.read_each(items, partial(self._check, kind), self.bad_examples))
         require(bool(checked), "dataset.path", path, "contains no readable file")
-        facts, skipped = [each for _, each in checked], len(items) - len(checked)
-        items = listing.split_items([item for item, _ in checked], self.test_share, self.split_seed)
-        counts = [each.examples for each in facts]
-        used = listing.choose_examples(items, counts, self.max_per_patient)
-        return listing.list_examples(path, kind, items, facts, used, skipped)
+        facts = [file_facts for _, file_facts in checked]
+        num_skipped = len(items) - len(checked)
+        items = split_items([item for item, _ in checked], self.test_share, self.split_seed)
+        counts = [file_facts.examples for file_facts in facts]
+        used = choose_examples(items, counts, self.max_per_patient)
+        return list_examples(path, kind, items, facts, used, num_skipped)
 
     def _find_kind(self, items: list[Item]) -> Kind:
         """Return the kind of the first file or, if files are skipped, of the first readable one."""
@@ -219,8 +235,8 @@ class Folder(Form, Dataset):
         """Read a file as inputs of the model, [n, *shape], for predictions."""
         kind = readers.kind_of(path)
         if kind.is_recording != bool(self.length):
-            takes = "recordings" if self.length else "images"
-            raise UserError(f"{path}: is a {kind.name}, and the model takes {takes}.")
+            inputs_of_model = "recordings" if self.length else "images"
+            raise UserError(f"{path}: is a {kind.name}, and the model takes {inputs_of_model}.")
         self._require_options(kind, path)
         kind.inspect(path, self)
         inputs = torch.tensor(self._read(kind, path))  # a copy: some arrays are read-only
@@ -229,20 +245,30 @@ class Folder(Form, Dataset):
         return Examples(inputs, inputs, pixels=self.pixels).batch(torch.arange(len(inputs)))[0]
 
     def _require_options(self, kind: Kind, first: Path) -> None:
-        """Reject options that do not apply to files of this kind, and missing ones."""
-        what = f"{first.name} is a {kind.name}"
+        """Reject options that do not apply to files of a kind, and missing ones.
+
+        Args:
+            kind: kind of all files.
+            first: path of the first file, which errors name.
+        """
+        reason = f"{first.name} is a {kind.name}"
         for key in OPTIONAL if kind.is_image else (*OPTIONAL, "augment"):
             value = getattr(self, key)
-            takes = value is None or key in kind.keys
-            require(takes, f"dataset.{key}", value, f"changes nothing here: {what}")
-            needed = value is not None or key not in kind.keys or key not in ("length", "rate")
-            unit = "samples of an example" if key == "length" else "Hz of every file"
-            require(needed, f"dataset.{key}", value, f"give the {unit}: {what}")
-        allowed = kind.channels is None or self.channels in kind.channels
-        rule = "must be 1 (grey)" + (" or 3 (colour)" if kind.channels == (1, 3) else f": {what}")
-        require(allowed, "dataset.channels", self.channels, rule)
-        plain = kind.is_image or self.pixels == (Folder.mean, Folder.deviation)
-        require(plain, "dataset.mean", self.mean, f"is for images, as dataset.deviation is: {what}")
+            applies = key in kind.keys
+            rule = f"changes nothing here: {reason}"
+            require(value is None or applies, f"dataset.{key}", value, rule)
+            is_required = applies and key in ("length", "rate")
+            quantity = "samples of an example" if key == "length" else "Hz of every file"
+            rule = f"give the {quantity}: {reason}"
+            require(value is not None or not is_required, f"dataset.{key}", value, rule)
+        is_allowed = kind.channels is None or self.channels in kind.channels
+        rule = f"must be 1 (grey): {reason}"
+        if kind.channels == (1, 3):
+            rule = "must be 1 (grey) or 3 (colour)"
+        require(is_allowed, "dataset.channels", self.channels, rule)
+        has_default = self.pixels == (Folder.mean, Folder.deviation)
+        rule = f"is for images, as dataset.deviation is: {reason}"
+        require(kind.is_image or has_default, "dataset.mean", self.mean, rule)
 
     def _require_images(self, kind: Kind, first: Path | None) -> None:
         """Reject references that are not grey images, or are too small for SSIM."""
@@ -253,19 +279,20 @@ class Folder(Form, Dataset):
         require(self.channels == 1, "dataset.channels", self.channels, "must be 1 for references")
 
     def _check(self, kind: Kind, item: Item) -> Facts:
-        """Check a file's header against its mask's or reference's.
+        """Return the facts in a file's header, which must match that of its mask or reference.
 
-        If damaged files are skipped, both are also read completely.
+        If damaged files are skipped, both files are also read completely, to detect damage.
         """
         facts = readers.inspect(item.path, kind, self)
-        partner, reader = item.partner, kind.mask if item.target == "mask" else kind
-        if partner and reader:
-            own = readers.inspect(partner, reader, self)
-            readers.require_same_place(partner, own, facts)
+        partner = item.partner
+        partner_kind = kind.mask if item.target == "mask" else kind
+        if partner and partner_kind:
+            partner_facts = readers.inspect(partner, partner_kind, self)
+            readers.require_same_place(partner, partner_facts, facts)
         if self.bad_examples == "skip":
             self._read(kind, item.path)
-            if partner and reader:
-                self._read(reader, partner)
+            if partner and partner_kind:
+                self._read(partner_kind, partner)
         return facts
 
     def _read(self, kind: Kind, path: Path) -> np.ndarray:
@@ -278,33 +305,37 @@ class Folder(Form, Dataset):
             expect(bool(np.isfinite(scaled).all()), rule)
         return scaled
 
-    def _digest(self, found: Listing) -> str:
+    def _digest(self, listing: Listing) -> str:
         """Return a digest of the files and of the options that turn them into examples."""
-        kind, sums = found.kind, []
-        for item, facts in zip(found.items, found.facts, strict=True):
+        kind = listing.kind
+        contents = []
+        for item, facts in zip(listing.items, listing.facts, strict=True):
             with files.advise_skipping():
                 paths = [*(facts.files or [item.path]), *filter(None, [item.partner])]
-                each = [files.sha256(path) for path in paths]
-            sums.append(
-                f"{item.name}:{each[0] if len(each) == 1 else files.digest(''.join(each))};"
-            )
-        text = f"{kind.shape(self)}:{self.fit}:{''.join(sums)}"
-        if kind.name != "picture" or self.window:  # otherwise, older digests stay valid
+                digests = [files.sha256(path) for path in paths]
+            content = digests[0] if len(digests) == 1 else files.digest("".join(digests))
+            contents.append(f"{item.name}:{content};")
+        text = f"{kind.shape(self)}:{self.fit}:{''.join(contents)}"
+        # The digest of pictures without a window stays that of earlier versions.
+        if kind.name != "picture" or self.window:
             options = [getattr(self, key) for key in kind.keys]
-            text += repr((kind.name, kind.version, options, [use.tolist() for use in found.used]))
+            used = [indices.tolist() for indices in listing.used]
+            text += repr((kind.name, kind.version, options, used))
         return files.digest(text)
 
-    def _tell_copies(self, found: Listing, whole: Tensor) -> None:
-        """Warn of equal examples of two owners, even in files with different content."""
-        first: dict[bytes, Item] = {}
+    def _warn_of_copies(self, listing: Listing, inputs: Tensor) -> None:
+        """Warn if two owners have the same example, even in files with different content."""
+        first_items: dict[bytes, Item] = {}
         copies = []
-        for at, example in zip(
-            found.spread([*range(len(found.items))]), whole.numpy(), strict=True
-        ):
-            if example.min() < example.max():  # constant planes, such as air, say nothing
-                item = found.items[int(at)]
-                other = first.setdefault(blake2b(example.tobytes(), digest_size=16).digest(), item)
-                copies += [(other, item)] if other.patient != item.patient else []
+        item_indices = listing.spread([*range(len(listing.items))])
+        for index, example in zip(item_indices, inputs.numpy(), strict=True):
+            if example.min() == example.max():
+                continue  # constant planes, such as air, do not identify anybody
+            item = listing.items[int(index)]
+            digest = blake2b(example.tobytes(), digest_size=16).digest()
+            other = first_items.setdefault(digest, item)
+            if other.patient != item.patient:
+                copies.append((other, item))
         for other, item in copies[:1]:
             log.warning(
                 "%s: %d examples are there under two owners, such as %s (%s) and %s (%s); if one "
@@ -313,35 +344,35 @@ class Folder(Form, Dataset):
                 *(self.path, len(copies), other.name, other.part, item.name, item.part),
             )
 
-    def _load_targets(self, found: Listing, content: str) -> Tensor:
-        """Return classes [n], or masks or references as bytes."""
-        if found.target == "label":
-            return found.spread([found.classes.index(item.label) for item in found.items])
-        kind = found.kind.mask if found.target == "mask" else found.kind
+    def _load_targets(self, listing: Listing, content: str) -> Tensor:
+        """Return classes [n], or masks or references as bytes [n, *shape]."""
+        if listing.target == "label":
+            return listing.spread([listing.classes.index(item.label) for item in listing.items])
+        kind = listing.kind.mask if listing.target == "mask" else listing.kind
         assert kind
-        paths = [item.partner for item in found.items if item.partner]
-        name = "folder-labels" if found.target == "mask" else "folder-references"
-        return self._load(name, found, kind, paths, content)
+        paths = [item.partner for item in listing.items if item.partner]
+        name = "folder-labels" if listing.target == "mask" else "folder-references"
+        return self._load(name, listing, kind, paths, content)
 
     def _load(
-        self, name: str, found: Listing, kind: Kind, paths: list[Path], content: str
+        self, name: str, listing: Listing, kind: Kind, paths: list[Path], content: str
     ) -> Tensor:
         """Load the used examples of files, [n, *shape], from the cache.
 
         Args:
             name: name of the folder in the cache.
-            found: the listing, which says which examples of each file are used.
+            listing: the listing, which states the used examples of each file.
             kind: kind of the files.
             paths: paths of the files.
             content: digest of everything that determines the examples.
         """
-        shape = (sum(map(len, found.used)), *kind.shape(self))
+        shape = (sum(map(len, listing.used)), *kind.shape(self))
 
         def blocks() -> Iterator[np.ndarray]:
-            for path, use in zip(paths, found.used, strict=True):
+            for path, used in zip(paths, listing.used, strict=True):
                 with files.advise_skipping():
                     examples = self._read(kind, path)
-                yield examples[use]
+                yield examples[used]
 
         dtype = kind.dtype(self)
         return torch.from_numpy(load_or_make(name, content, shape, dtype, blocks()))

@@ -1,11 +1,11 @@
 """List the files of your own data, from folders or a CSV, without opening them.
 
-PATH/CLASS/FILE                 each file is its own patient
-PATH/CLASS/PATIENT/.../FILE     the folder below the class is the patient
-PATH/images/..., PATH/masks/... the same names in both; the folder below images is the patient
-PATH/images/..., PATH/references/...  the same, with the target of each image's reconstruction
-PATH/train|test|validation/...  split by you, with any of the above below; also Train, val
-PATH.csv                        columns path, one of TARGETS and, if known, patient and split
+PATH/CLASS/FILE                         each file is its own patient
+PATH/CLASS/PATIENT/.../FILE             the folder below the class is the patient
+PATH/images/..., PATH/masks/...         the same names; the folder below images is the patient
+PATH/images/..., PATH/references/...    likewise, with the target of each image's reconstruction
+PATH/train|test|validation/...          your own split of any of the above; also Train, val, ...
+PATH.csv                                columns path, one of TARGETS, and perhaps patient and split
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from zdp_bench.data.files import require_inside, visible_files
 from zdp_bench.data.owner_names import require_named, require_one_spelling
 from zdp_bench.data.owners import pick_test_owners
 from zdp_bench.errors import UserError, require
-from zdp_bench.extras.own_data.readers import HEADER, Facts, Kind
+from zdp_bench.extras.own_data.readers import HEADER_SUFFIX, Facts, Kind
 from zdp_bench.foreign_files import Unfit, compile_pattern, expect, read_text, reading
 
 PARTS = ("train", "test", "validation")
 # name of a part's folder, in any letter case -> part
-SPLITS = {**{part: part for part in PARTS}, "training": "train", "testing": "test"}
-SPLITS |= {"val": "validation", "valid": "validation"}
+PART_OF_FOLDER = {**{part: part for part in PARTS}, "training": "train", "testing": "test"}
+PART_OF_FOLDER |= {"val": "validation", "valid": "validation"}
 TARGETS = ("label", "mask", "reference")
 COLUMNS = ("path", *TARGETS, "patient", "split")
 IMAGES = "images"
@@ -47,16 +47,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Item:
-    """A file with its class, mask or reference, and its patient.
+    """A file with its patient and its class, mask or reference.
 
     Attributes:
         path: path of the file.
-        name: its path below the folder, or as the CSV states it.
-        label: its class; '' if it has a mask or a reference.
-        patient: its patient; the file's name if the patient is not known.
-        part: one of PARTS; '' if the split has not been drawn yet.
-        target: which of TARGETS it has.
-        partner: path of its mask, or of its reference, which is of the same kind.
+        name: path below the folder, or as the CSV states it.
+        label: class; '' for a file with a mask or reference.
+        patient: patient, or `name` if the patient is not known.
+        part: one of `PARTS`; '' if the split has not been drawn yet.
+        target: one of `TARGETS`: what the file has. Default: "label".
+        partner: path of the mask, or of the reference, which is a file of the same kind. Default:
+            None.
     """
 
     path: Path
@@ -69,57 +70,61 @@ class Item:
 
 
 def find_items(path: Path, patient: str | None) -> list[Item]:
-    """List every file, sorted by name.
+    """List all files, sorted by name.
 
     Args:
         path: path of a folder or a CSV. Paths in a CSV are relative to its folder.
         patient: regular expression whose first group is the patient. It is searched in the file's
-            name, and then in its path below the folder.
+            name, and then in its path below the folder. None: the folder names the patient.
+
+    Raises:
+        UserError: the path has none of the forms above, or its files contradict one another.
     """
     try:
         require(path.exists(), "dataset.path", path, "folder or CSV not found")
-        found = list(_by_csv(path) if path.is_file() else _by_folder(path))
+        items = list(_list_csv(path) if path.is_file() else _list_folder(path))
     except OSError as error:  # no permission, or a name that is too long
         where = error.filename or path
         raise UserError(f"{where}: cannot be read ({error.strerror}).") from None
-    require(bool(found), "dataset.path", path, "contains no file in a class folder")
+    require(bool(items), "dataset.path", path, "contains no file in a class folder")
     if patient is not None:
-        rule = _compile("dataset.patient", patient)
-        found = [_with_patient(item, rule) for item in found]
-    _require_consistent(path, path.parent if path.is_file() else path, found)
-    return sorted(found, key=lambda item: item.name)
+        pattern = _compile("dataset.patient", patient)
+        items = [_with_patient(item, pattern) for item in items]
+    _require_consistent(path, path.parent if path.is_file() else path, items)
+    return sorted(items, key=lambda item: item.name)
 
 
 def _find_parts(path: Path) -> dict[str, Path]:
-    """Return the folder of each part, or the folder itself as '' if it is not split.
+    """Return the folder of each part, or {'': path} if the files are not split.
 
     A single folder with the name of a part, beside others, is a class, such as pictures of trains.
 
     Raises:
-        UserError: A split lacks train or test, or has two folders for one part.
+        UserError: a split lacks train or test, or has two folders for one part.
     """
     folders = [folder for folder in visible_files(path) if folder.is_dir()]
-    named = [folder for folder in folders if folder.name.casefold() in SPLITS]
-    if not named or len(named) == 1 < len(folders):
+    part_folders = [folder for folder in folders if folder.name.casefold() in PART_OF_FOLDER]
+    if not part_folders or len(part_folders) == 1 < len(folders):
         return {"": path}
-    parts = {SPLITS[folder.name.casefold()]: folder for folder in named}
-    if len(parts) < len(named) or not {*PARTS[:2]} <= parts.keys():
+    parts = {PART_OF_FOLDER[folder.name.casefold()]: folder for folder in part_folders}
+    if len(parts) < len(part_folders) or not {*PARTS[:2]} <= parts.keys():
+        names = ", ".join(folder.name for folder in part_folders)
         raise UserError(
-            f"{path}: has the folders {', '.join(folder.name for folder in named)}. A split has "
-            "train/ and test/, and perhaps validation/, with the classes in each: rename them, or "
-            "move the classes to where these folders are, and the test part is drawn by patient."
+            f"{path}: has the folders {names}. A split has train/ and test/, and perhaps "
+            "validation/, with the classes in each: rename these folders, or move the classes to "
+            "where they are, and the test part is drawn by patient."
         )
     return {part: parts[part] for part in PARTS if part in parts}
 
 
-def _by_folder(path: Path) -> Iterator[Item]:
+def _list_folder(path: Path) -> Iterator[Item]:
     for part, home in _find_parts(path).items():
         partners = [name for name in PARTNERS if (home / name).is_dir()]
         if (home / IMAGES).is_dir() and partners:
-            yield from _with_partners(path, home, part, partners[0])
+            yield from _pair_files(path, home, part, partners[0])
         elif (home / IMAGES).is_dir():
             raise UserError(
-                f"{home}: has {IMAGES}/, and neither {' nor '.join(f'{p}/' for p in PARTNERS)} "
+                f"{home}: has {IMAGES}/, but neither {' nor '.join(f'{p}/' for p in PARTNERS)} "
                 "beside it."
             )
         else:
@@ -131,26 +136,37 @@ def _by_folder(path: Path) -> Iterator[Item]:
                 yield from _items_below(folder, path, folder.name, part)
 
 
-def _with_partners(path: Path, home: Path, part: str, folder: str) -> Iterator[Item]:
-    """Pair the files below images/ with those of the same name, but for the suffix, in `folder`."""
-    what = PARTNERS[folder]
-    if others := [f for f in visible_files(home) if f.name not in (IMAGES, folder)]:
-        raise UserError(f"{others[0]}: stands beside {IMAGES}/ and {folder}/; move it away.")
+def _pair_files(path: Path, home: Path, part: str, folder: str) -> Iterator[Item]:
+    """Yield the files below images/, each with its mask or reference.
+
+    Both have the same name, apart from the suffix.
+
+    Args:
+        path: path of the data.
+        home: folder of the part, which contains images/.
+        part: the part.
+        folder: name of the folder of masks or references.
+    """
+    target = PARTNERS[folder]
+    if others := [file for file in visible_files(home) if file.name not in (IMAGES, folder)]:
+        raise UserError(f"{others[0]}: is beside {IMAGES}/ and {folder}/; move it away.")
     partners: dict[str, Path] = {}
     for item in _items_below(home / folder, path, "", part):
-        if (other := partners.setdefault(_bare(item.path, home / folder), item.path)) != item.path:
-            raise UserError(f"{item.path}: is a {what} of the same image as {other.name}.")
+        other = partners.setdefault(_without_suffix(item.path, home / folder), item.path)
+        if other != item.path:
+            raise UserError(f"{item.path}: is a {target} of the same image as {other.name}.")
     for item in _items_below(home / IMAGES, path, "", part):
-        if (partner := partners.pop(_bare(item.path, home / IMAGES), None)) is None:
-            raise UserError(f"{item.path}: has no {what} of the same name below {home / folder}.")
-        yield replace(item, target=what, partner=partner)
+        partner = partners.pop(_without_suffix(item.path, home / IMAGES), None)
+        if partner is None:
+            raise UserError(f"{item.path}: has no {target} of the same name below {home / folder}.")
+        yield replace(item, target=target, partner=partner)
     if partners:
-        lone = min(partners.values())
-        raise UserError(f"{lone}: is the {what} without an image of the same name.")
+        unpaired = min(partners.values())
+        raise UserError(f"{unpaired}: is a {target} without an image of the same name.")
 
 
-def _bare(path: Path, folder: Path) -> str:
-    """'p1/scan.nii.gz' of a file below a folder -> 'p1/scan'."""
+def _without_suffix(path: Path, folder: Path) -> str:
+    """Return a file's path below a folder without suffix: 'p1/scan' for 'p1/scan.nii.gz'."""
     name = path.relative_to(folder).as_posix()
     return re.sub(r"(\.nii)?\.[^./]+$", "", name)
 
@@ -159,10 +175,10 @@ def _items_below(folder: Path, path: Path, label: str, part: str) -> Iterator[It
     for file in _files_below(folder):
         inner = file.relative_to(folder).parts
         name = file.relative_to(path).as_posix()
-        if len(inner) > 1 and inner[0].casefold() in SPLITS:
+        if len(inner) > 1 and inner[0].casefold() in PART_OF_FOLDER:
             raise UserError(
-                f"{folder / inner[0]}: is the folder of a patient in this place, and is named as a "
-                "part of a split; put train/ and test/ above the classes, or above images/."
+                f"{folder / inner[0]}: is the folder of a patient in this place, but is named like "
+                "a part of a split; put train/ and test/ above the classes, or above images/."
             )
         yield Item(file, name, label, inner[0] if len(inner) > 1 else name, part)
 
@@ -184,17 +200,17 @@ def _entries(folder: Path) -> list[Path]:
     Signal files with a header beside them are left out.
     """
     here = visible_files(folder)
-    headers = {path.stem for path in here if path.suffix == HEADER}
+    headers = {path.stem for path in here if path.suffix == HEADER_SUFFIX}
     entries = []
     for path in reversed(here):
         is_folder = path.is_dir() and not path.is_symlink()
-        if is_folder or path.suffix == HEADER or path.stem not in headers:
+        if is_folder or path.suffix == HEADER_SUFFIX or path.stem not in headers:
             entries.append(path)
     return entries
 
 
-def _by_csv(path: Path) -> Iterator[Item]:
-    """Read a CSV with commas, semicolons or tabs; repeated lines count once."""
+def _list_csv(path: Path) -> Iterator[Item]:
+    """Yield the files in a CSV with commas, semicolons or tabs. Repeated lines count once."""
     with reading(path):
         text = read_text(path, MAX_CSV, "utf-8-sig")
         sep = max(",;\t", key=text.partition("\n")[0].count)
@@ -211,10 +227,10 @@ def _by_csv(path: Path) -> Iterator[Item]:
 
 
 def _require_columns(header: list[str]) -> None:
-    """Reject a header that lacks a needed column, has one twice, or one that may be a slip."""
+    """Reject a header that lacks a column, repeats one, or has one that may be misspelt."""
     names = [name.lower() for name in header]
-    twice = [name for name, times in Counter(names).items() if times > 1 and name in COLUMNS]
-    expect(not twice, f"has several columns '{' '.join(twice[:1])}'; leave one")
+    repeated = [name for name, count in Counter(names).items() if count > 1 and name in COLUMNS]
+    expect(not repeated, f"has several columns '{' '.join(repeated[:1])}'; leave one")
     targets = [name for name in TARGETS if name in names]
     rule = (
         f"has the columns {', '.join(header)[:200]}; path and label are required, or path and "
@@ -222,29 +238,42 @@ def _require_columns(header: list[str]) -> None:
     )
     expect("path" in names and len(targets) == 1, rule)
     for name in filter(None, header):
-        near = get_close_matches(name.lower(), {"patient", "split"} - {*names}, 1, 0.75)
+        similar = get_close_matches(name.lower(), {"patient", "split"} - {*names}, 1, 0.75)
         if name.lower() not in COLUMNS:
-            rule = f"has a column '{name}', which is not known. Is it {' '.join(near)}? Rename it"
-            expect(not near, rule)
+            rule = f"has an unknown column '{name}'. Is it {' '.join(similar)}? Rename it"
+            expect(not similar, rule)
 
 
-def _item_of(path: Path, where: str, of: Mapping[Any, str]) -> Item:
-    (target,) = {*TARGETS} & {*of}
-    if not of["path"] or not of[target]:
+def _item_of(path: Path, where: str, cells: Mapping[Any, str]) -> Item:
+    """Return the item of a CSV's line.
+
+    Args:
+        path: path of the CSV.
+        where: path and number of the line, for errors.
+        cells: column -> cell.
+    """
+    (target,) = {*TARGETS} & {*cells}
+    if not cells["path"] or not cells[target]:
         raise UserError(f"{where}: columns path and {target} must exist and have no empty cells.")
-    if (part := of.get("split", PARTS[0])) not in PARTS:
-        rule = f"must be {', '.join(PARTS[:2])} or {PARTS[2]} in every line, or in no column"
+    if (part := cells.get("split", PARTS[0])) not in PARTS:
+        rule = f"must be {', '.join(PARTS[:2])} or {PARTS[2]} in every line, or have no column"
         raise UserError(f"{where}: split {part!r} {rule}.")
-    if not of.get("patient", "-"):
+    if not cells.get("patient", "-"):
         raise UserError(f"{where}: patient is empty; fill it in, or leave the column out.")
-    file, name = _named(path, where, of["path"]), of["path"]
-    partner = None if target == "label" else _named(path, where, of[target])
-    patient, part = of.get("patient", name), of.get("split", "")
-    return Item(file, name, of.get("label", ""), patient, part, target, partner)
+    name = cells["path"]
+    return Item(
+        _require_file(path, where, name),
+        name,
+        cells.get("label", ""),
+        patient=cells.get("patient", name),
+        part=cells.get("split", ""),
+        target=target,
+        partner=None if target == "label" else _require_file(path, where, cells[target]),
+    )
 
 
-def _named(path: Path, where: str, name: str) -> Path:
-    """Return the file that a CSV's line names."""
+def _require_file(path: Path, where: str, name: str) -> Path:
+    """Return the file that a line of a CSV names, which must exist."""
     file = path.parent / name
     if not file.is_file():
         raise UserError(f"{where}: file not found: {file}.")
@@ -252,39 +281,46 @@ def _named(path: Path, where: str, name: str) -> Path:
 
 
 def _compile(key: str, pattern: str) -> re.Pattern[str]:
-    """Compile the regular expression of an option, which an error names."""
+    """Compile a regular expression; an error names its option `key`."""
     try:
         return compile_pattern(pattern)
     except Unfit as error:
         raise UserError(f"{key}: {error}.") from None
 
 
-def _with_patient(item: Item, rule: re.Pattern[str]) -> Item:
-    match = rule.search(item.path.name) or rule.search(item.name)
+def _with_patient(item: Item, pattern: re.Pattern[str]) -> Item:
+    match = pattern.search(item.path.name) or pattern.search(item.name)
     if not match or not match.groups() or not match[1]:
         raise UserError(
-            f"{item.path}: its name does not match dataset.patient={rule.pattern}, whose first "
+            f"{item.path}: its name does not match dataset.patient={pattern.pattern}, whose first "
             "group should be the patient."
         )
     return replace(item, patient=match[1])
 
 
-def _require_consistent(path: Path, home: Path, found: list[Item]) -> None:
-    """Reject a patient in two parts, a link out of the data, and a name or file twice."""
-    if patients := [item.patient for item in found if item.patient != item.name]:
+def _require_consistent(path: Path, home: Path, items: list[Item]) -> None:
+    """Reject a patient in two parts, a link out of the data, and a file that is listed twice.
+
+    Args:
+        path: path of the data, for errors.
+        home: folder that contains all files.
+        items: the files.
+    """
+    if patients := [item.patient for item in items if item.patient != item.name]:
         require_named(str(path), "patient", patients)
-    require_one_spelling(str(path), "class", {i.label for i in found})
+    require_one_spelling(str(path), "class", {item.label for item in items})
     part_of: dict[str, str] = {}
-    names: dict[Path, str] = {}
+    name_of: dict[Path, str] = {}
     home = home.resolve()
-    for item in found:
-        real = _real(item.path, home)
+    for item in items:
+        real_path = _resolve(item.path, home)
         if item.partner:
-            _real(item.partner, home)
-        if real in names:
-            also = "" if names[real] == item.name else f", also as {names[real]}"
+            _resolve(item.partner, home)
+        if real_path in name_of:
+            other = name_of[real_path]
+            also = "" if other == item.name else f", also as {other}"
             raise UserError(f"{path}: names {item.name} twice{also}.")
-        names[real] = item.name
+        name_of[real_path] = item.name
         if part_of.setdefault(item.patient, item.part) != item.part:
             raise UserError(
                 f"{path}: patient {item.patient} is in {part_of[item.patient]} and in "
@@ -292,26 +328,32 @@ def _require_consistent(path: Path, home: Path, found: list[Item]) -> None:
             )
 
 
-def _real(path: Path, home: Path) -> Path:
-    """Return where a file lies; `require_inside`, which is slower, names the problem."""
+def _resolve(path: Path, home: Path) -> Path:
+    """Return the path of a file without links, which must be in `home`.
+
+    `require_inside`, which is slower, is called only to raise an error that names the problem.
+    """
     try:
-        real = path.resolve()
+        real_path = path.resolve()
     except (OSError, RuntimeError):
         return require_inside(path, home)
-    if real.is_dir():
+    if real_path.is_dir():
         raise UserError(f"{path}: is a link to a folder; put the folder itself there.")
-    return real if real.is_relative_to(home) else require_inside(path, home)
+    return real_path if real_path.is_relative_to(home) else require_inside(path, home)
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The files that are used, each with its part, and the classes in order of their number.
+    """The files that are used, and their classes.
 
     Attributes:
-        facts: of each file's header.
-        used: which examples of each file are used [k].
-        classes: none if the files have masks or references.
-        skipped: how many files were left out, because they cannot be read.
+        kind: kind of all files.
+        items: the files, each with its part.
+        facts: facts in the header of each file.
+        used: indices [k] of the examples of each file that are used.
+        classes: names of the classes, in the order of their numbers. Empty if the files have masks
+            or references.
+        skipped: number of files that were left out because they cannot be read.
     """
 
     kind: Kind
@@ -322,13 +364,13 @@ class Listing:
     skipped: int
 
     def rows(self, part: str) -> Tensor:
-        """Return the places of a part's examples, where all examples are in one array."""
+        """Return the indices of a part's examples, among all used examples in order."""
         return torch.nonzero(self.spread([item.part == part for item in self.items])).flatten()
 
     def spread(self, values: list[int] | list[bool]) -> Tensor:
-        """Return a value of each file as one of each example [n]."""
-        each = torch.tensor([len(use) for use in self.used])
-        return torch.tensor(values).repeat_interleave(each)
+        """Return the value of each example's file [n], from one value per file."""
+        counts = torch.tensor([len(indices) for indices in self.used])
+        return torch.tensor(values).repeat_interleave(counts)
 
     @property
     def target(self) -> str:
@@ -337,7 +379,7 @@ class Listing:
 
     @property
     def unit(self) -> str:
-        """Who owns examples: a patient, or a file where no patient is known."""
+        """Kind of the owners of examples: patients or, if none is known, files."""
         known = any(item.patient != item.name for item in self.items)
         return "patient" if known else self.kind.name
 
@@ -350,55 +392,83 @@ def list_examples(
     used: list[np.ndarray],
     skipped: int,
 ) -> Listing:
-    """Return the listing of the files of which anything is used."""
-    kept = [n for n, use in enumerate(used) if len(use)]
-    items, facts, used = [items[n] for n in kept], [facts[n] for n in kept], [used[n] for n in kept]
+    """Return the listing of the files that have a used example.
+
+    Args:
+        path: path of the data, for errors.
+        kind, items, facts, used, skipped: see `Listing`.
+
+    Raises:
+        UserError: files have different targets, there is only one class, or the train or test part
+            lacks examples or a class.
+    """
+    kept = [index for index, indices in enumerate(used) if len(indices)]
+    items = [items[index] for index in kept]
+    facts = [facts[index] for index in kept]
+    used = [used[index] for index in kept]
     targets = sorted({item.target for item in items})
     rule = f"some of its files have a {targets[0]}, and others a {targets[-1]}"
     require(len(targets) == 1, "dataset.path", path, rule)
-    classes = sorted({item.label for item in items if item.target == "label"}, key=_natural)
-    one = len(classes) == 1
-    require(not one, "dataset.path", path, "contains only one class; a classifier needs two")
+    classes = sorted({item.label for item in items if item.target == "label"}, key=_sort_key)
+    rule = "contains only one class; a classifier needs two"
+    require(len(classes) != 1, "dataset.path", path, rule)
     advice = "Change the split, dataset.test_share or dataset.split_seed"
     for part in PARTS[:2]:
         labels = {item.label for item in items if item.part == part}
         require(bool(labels), "dataset.path", path, f"there is no {part} example. {advice}")
-        lacking = {*classes} - labels
-        rule = f"class {min(lacking, default='')} has no {part} example. {advice}"
-        require(not lacking, "dataset.path", path, rule)
+        missing = {*classes} - labels
+        rule = f"class {min(missing, default='')} has no {part} example. {advice}"
+        require(not missing, "dataset.path", path, rule)
     return Listing(kind, items, facts, used, classes, skipped)
 
 
 def split_items(items: list[Item], test_share: float, seed: int) -> list[Item]:
-    """Return the files with their parts: their own, or by a hash of the patient's name."""
+    """Return the files with their parts, which are drawn unless you split the files yourself.
+
+    Args:
+        items: the files.
+        test_share: fraction of the patients to test on.
+        seed: seed that draws them.
+    """
     if all(item.part for item in items):
         return items
     patients, labels = [item.patient for item in items], [item.label for item in items]
-    held = pick_test_owners(patients, labels, test_share, seed)
-    return [replace(i, part="test" if i.patient in held else "train") for i in items]
+    test_patients = pick_test_owners(patients, labels, test_share, seed)
+    return [
+        replace(item, part="test" if item.patient in test_patients else "train") for item in items
+    ]
 
 
-def choose_examples(items: list[Item], counts: list[int], most: int | None) -> list[np.ndarray]:
-    """Return which examples of each file are used: all, but at most so many of a patient to train.
+def choose_examples(
+    items: list[Item], counts: list[int], max_per_patient: int | None
+) -> list[np.ndarray]:
+    """Return the indices [k] of the used examples of each file.
 
-    These are spread evenly over the patient's files, and over the planes of each.
+    If a patient has too many training examples, those used are spread evenly over the patient's
+    files and over the planes of each.
+
+    Args:
+        items: the files.
+        counts: number of examples of each file.
+        max_per_patient: maximum number of training examples per patient. None: all.
     """
     used = [np.arange(count) for count in counts]
-    files: dict[str, list[int]] = {}
-    for n, item in enumerate(items):
+    files_of: dict[str, list[int]] = {}  # patient -> indices of the files
+    for index, item in enumerate(items):
         if item.part == "train":
-            files.setdefault(item.patient, []).append(n)
-    for own in files.values():
-        ends = np.cumsum([counts[n] for n in own])
-        if most is None or ends[-1] <= most:
+            files_of.setdefault(item.patient, []).append(index)
+    for files in files_of.values():
+        ends = np.cumsum([counts[index] for index in files])
+        if max_per_patient is None or ends[-1] <= max_per_patient:
             continue
-        kept = np.linspace(0, ends[-1] - 1, most).round().astype(int)
-        for n, end in zip(own, ends, strict=True):
-            start = end - counts[n]
-            used[n] = kept[(start <= kept) & (kept < end)] - start
+        # Indices among all examples of the patient.
+        chosen = np.linspace(0, ends[-1] - 1, max_per_patient).round().astype(int)
+        for index, end in zip(files, ends, strict=True):
+            start = end - counts[index]
+            used[index] = chosen[(start <= chosen) & (chosen < end)] - start
     return used
 
 
-def _natural(name: str) -> tuple[bool, int, str]:
-    """Sort classes that are numbers by value, before all others."""
+def _sort_key(name: str) -> tuple[bool, int, str]:
+    """Return a sort key that puts numbers first, in the order of their values."""
     return not name.isdecimal(), int(name) if name.isdecimal() else 0, name

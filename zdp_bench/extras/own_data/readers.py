@@ -1,7 +1,8 @@
-"""The kinds of files that `dataset=folder` reads, detected by content, and what each becomes.
+"""The kinds of files that `dataset=folder` reads, detected by content, and their examples.
 
-The readers are those of all data sets (`zdp_bench/data`). What `Kind.inspect` finds in a header,
-`Kind.read` reads: both open a file by the same function, where its limits stand.
+Files are read by the functions of all data sets (`zdp_bench/data`). `Kind.inspect` and `Kind.read`
+open a file with the same function, which checks its limits. So `inspect` rejects by the header what
+`read` would reject.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from zdp_bench.errors import UserError
 from zdp_bench.extras.own_data import arrays
 from zdp_bench.foreign_files import expect, reading
 
-LONGEST = 2**28  # samples; a header that announces more is damaged
-# Endings of kinds whose text has no mark of its own: WFDB's headers and tables.
-HEADER, TABLE_SUFFIX = ".hea", ".csv"
+MAX_SAMPLES = 2**28  # a header that states more is damaged
+# These text files, WFDB's headers and CSV, cannot be recognised by their content.
+HEADER_SUFFIX, TABLE_SUFFIX = ".hea", ".csv"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """What a file becomes: the options that `datasets/folder.yaml` explains, public constants."""
+    """How files become examples: options of `dataset=folder`, all of them public constants.
+
+    `datasets/folder.yaml` explains them.
+    """
 
     size: Annotated[int, Interval(ge=1, le=4096)] = 64
     fit: Fit = "resize"
@@ -44,7 +48,7 @@ class Form:
 
     @property
     def limits(self) -> tuple[float, float] | None:
-        """The window's ends."""
+        """The ends (low, high) of the window."""
         return (self.window[0], self.window[1]) if self.window else None
 
     @property
@@ -70,22 +74,36 @@ class Form:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts in a file's header."""
+    """The facts in a file's header.
 
-    extent: tuple[int, ...] = ()  # rows and columns of an image or its mask
-    examples: int = 1  # that the file makes
-    files: tuple[Path, ...] = ()  # everything that its content is in; none: the file alone
-    volume: nifti.Header | None = None  # of a volume, which lies somewhere in space
+    Attributes:
+        extent: rows and columns of an image or mask.
+        examples: number of examples in the file.
+        files: all files that hold its content. Empty: the file alone.
+        volume: header of a volume, which states its position in space.
+    """
+
+    extent: tuple[int, ...] = ()
+    examples: int = 1
+    files: tuple[Path, ...] = ()
+    volume: nifti.Header | None = None
 
 
 def require_same_place(path: Path, facts: Facts, image: Facts) -> None:
-    """Reject a mask or reference of another extent, or from another place, than its image's."""
+    """Reject a mask or reference with another extent or position than its image.
+
+    Args:
+        path: path of the mask or reference.
+        facts: facts of the mask or reference.
+        image: facts of the image.
+    """
     if facts.volume and image.volume:
         nifti.require_same_place(path, facts.volume, image.volume)
         return
     with reading(path):
-        own, wanted = ("×".join(map(str, of.extent)) for of in (facts, image))
-        expect(own == wanted, f"has {own} pixels, but its image {wanted}")
+        extent = "×".join(map(str, facts.extent))
+        expected = "×".join(map(str, image.extent))
+        expect(extent == expected, f"has {extent} pixels, but its image {expected}")
 
 
 # --------------------------------------------------------------------------------------- NIfTI
@@ -94,28 +112,28 @@ def require_same_place(path: Path, facts: Facts, image: Facts) -> None:
 
 def inspect_volume(path: Path, form: Form, is_complex: bool = False) -> Facts:
     header = nifti.read_header(path)
-    found = (*header.shape, 1)[3]
+    channels = (*header.shape, 1)[3]  # a volume with three dimensions has one channel
     with reading(path):
         rule = "has complex voxels, but other files have real ones"
         expect(header.is_complex == is_complex, rule)
-        rule = f"has {found} channels where dataset.channels={form.channels}"
-        expect(found == form.channels, rule)
+        rule = f"has {channels} channels where dataset.channels={form.channels} were expected"
+        expect(channels == form.channels, rule)
     examples = header.shape[2] if form.depth is None else 1
     return Facts(examples=examples, volume=header)
 
 
 def read_volume(path: Path, form: Form) -> np.ndarray:
     """Return bytes [planes, channels, size, size], or [1, depth, channels, size, size]."""
-    planes = _choose(nifti.read(path), form)
-    made = nifti.fit_planes(planes.flatten(0, 1), form.size, form.fit, form.limits)
-    return made.numpy().reshape(-1, *form.image)
+    planes = _choose_planes(nifti.read(path), form)
+    resized = nifti.fit_planes(planes.flatten(0, 1), form.size, form.fit, form.limits)
+    return resized.numpy().reshape(-1, *form.image)
 
 
 def read_complex_volume(path: Path, form: Form) -> np.ndarray:
-    """Return complex64 planes, each in units of its own standard deviation."""
-    planes = _choose(nifti.read_complex(path), form)
-    made = nifti.fit_complex(planes.flatten(0, 1), form.size, form.fit)
-    return made.numpy().reshape(-1, *form.image)
+    """Return complex64 planes, shaped as by `read_volume`, in units of their standard deviation."""
+    planes = _choose_planes(nifti.read_complex(path), form)
+    resized = nifti.fit_complex(planes.flatten(0, 1), form.size, form.fit)
+    return resized.numpy().reshape(-1, *form.image)
 
 
 def inspect_volume_mask(path: Path, form: Form) -> Facts:
@@ -128,26 +146,26 @@ def inspect_volume_mask(path: Path, form: Form) -> Facts:
 
 def read_volume_mask(path: Path, form: Form) -> np.ndarray:
     """Return labels as bytes [planes, size, size], or [1, depth, size, size]."""
-    planes = _choose(nifti.read_labels(path), form)[:, 0].float()
+    planes = _choose_planes(nifti.read_labels(path), form)[:, 0].float()
     planes = nifti.crop_square(planes) if form.fit == "crop" else planes
     mask = nifti.resample_mask(planes, (form.size, form.size))
     return mask.byte().numpy().reshape(-1, *form.mask)
 
 
-def _choose(data: np.ndarray, form: Form) -> torch.Tensor:
-    """Turn voxels into planes [n, channels, Y, X]: all, or `depth` of them in even steps."""
-    planes = nifti.turn_planes(data[..., None] if data.ndim == 3 else data)
+def _choose_planes(voxels: np.ndarray, form: Form) -> torch.Tensor:
+    """Return planes [n, channels, Y, X] of a volume: all, or `depth` of them at equal distances."""
+    planes = nifti.turn_planes(voxels[..., None] if voxels.ndim == 3 else voxels)
     if form.depth is None:
         return planes
-    places = np.linspace(0, len(planes) - 1, form.depth).round().astype(int)
-    return planes[torch.from_numpy(places)]
+    indices = np.linspace(0, len(planes) - 1, form.depth).round().astype(int)
+    return planes[torch.from_numpy(indices)]
 
 
 # ----------------------------------------------------------------------------------- recordings
 
 
 def inspect_sound(path: Path, form: Form) -> Facts:
-    with signals.open_sound(path, form.rate or 0, form.channels, LONGEST):
+    with signals.open_sound(path, form.rate or 0, form.channels, MAX_SAMPLES):
         return Facts()
 
 
@@ -157,14 +175,15 @@ def inspect_record(path: Path, form: Form) -> Facts:
 
 
 def read_record(path: Path, form: Form) -> np.ndarray:
-    """Return samples in the header's units: float32 [1, channels, length], or `to_spectrum`'s."""
-    record, chosen = _open_record(path, form)
-    return _shape(signals.read_leads(record, chosen, form.length).astype(np.float32).T, form)
+    """Return samples, in the header's units, as an example; see `_to_example`."""
+    record, leads = _open_record(path, form)
+    samples = signals.read_leads(record, leads, form.length)
+    return _to_example(samples.astype(np.float32).T, form)
 
 
 def _open_record(path: Path, form: Form) -> tuple[signals.Record, list[int]]:
-    """Open a record, and find the leads that are asked for."""
-    record = signals.open_record(path, form.rate or 0, LONGEST)
+    """Open a record. Return it with the indices of the leads that `form` selects."""
+    record = signals.open_record(path, form.rate or 0, MAX_SAMPLES)
     names = record.leads
     with reading(path):
         for lead in form.leads or ():
@@ -178,13 +197,13 @@ def _open_record(path: Path, form: Form) -> tuple[signals.Record, list[int]]:
 
 
 def inspect_table(path: Path, form: Form) -> Facts:
-    arrays.read_table(path, form.channels, form.leads)  # a text has no header that tells its size
+    arrays.read_table(path, form.channels, form.leads)  # a CSV states its size nowhere
     return Facts()
 
 
 def read_table(path: Path, form: Form) -> np.ndarray:
-    """Return the columns of a CSV as float32 [1, channels, length], or as `to_spectrum` does."""
-    return _shape(arrays.read_table(path, form.channels, form.leads), form)
+    """Return the columns of a CSV, as float32, as an example; see `_to_example`."""
+    return _to_example(arrays.read_table(path, form.channels, form.leads), form)
 
 
 def inspect_array(path: Path, form: Form, is_complex: bool = False) -> Facts:
@@ -193,23 +212,35 @@ def inspect_array(path: Path, form: Form, is_complex: bool = False) -> Facts:
 
 
 def read_array(path: Path, form: Form, is_complex: bool = False) -> np.ndarray:
-    """Return an array as float32 or complex64 [1, channels, length], or as `to_spectrum` does."""
+    """Return an array, as float32 or complex64, as an example; see `_to_example`."""
     samples = arrays.read_array(path, form.channels, is_complex)[:, : form.length]
-    with np.errstate(over="ignore"):  # what is not finite then is refused
-        return _shape(samples.astype(np.complex64 if is_complex else np.float32), form)
+    with np.errstate(over="ignore"):  # an overflow is rejected later, because it is not finite
+        return _to_example(samples.astype(np.complex64 if is_complex else np.float32), form)
 
 
-def _shape(samples: np.ndarray, form: Form) -> np.ndarray:
-    """Cut samples [channels, n], or pad them with zeros; perhaps make their spectrogram."""
-    whole = np.zeros((form.channels, form.length or 0), dtype=samples.dtype)
-    kept = samples[:, : form.length]
-    whole[:, : kept.shape[1]] = kept
-    return (whole if form.spectrum is None else to_spectrum(whole, form.spectrum))[None]
+def _to_example(samples: np.ndarray, form: Form) -> np.ndarray:
+    """Return samples [channels, n] as one example, cut or padded with zeros to `form.length`.
+
+    Returns:
+        [1, channels, length] or, with `form.spectrum`, [1, channels, frames, bins]; see
+        `to_spectrogram`.
+    """
+    padded = np.zeros((form.channels, form.length or 0), dtype=samples.dtype)
+    cut = samples[:, : form.length]
+    padded[:, : cut.shape[1]] = cut
+    if form.spectrum is not None:
+        padded = to_spectrogram(padded, form.spectrum)
+    return padded[None]
 
 
-def to_spectrum(samples: np.ndarray, window: int) -> np.ndarray:
-    """Return complex64 [channels, frames, window // 2 + 1]; Hann windows overlap by half."""
-    found = torch.stft(
+def to_spectrogram(samples: np.ndarray, window: int) -> np.ndarray:
+    """Return the short-time Fourier transform of samples, complex64 [channels, frames, bins].
+
+    Args:
+        samples: samples [channels, n].
+        window: length of the Hann windows, which overlap by half. There are window // 2 + 1 bins.
+    """
+    spectrogram = torch.stft(
         torch.from_numpy(samples),
         window,
         max(1, window // 2),
@@ -217,7 +248,7 @@ def to_spectrum(samples: np.ndarray, window: int) -> np.ndarray:
         center=False,
         return_complex=True,
     )
-    return found.transpose(1, 2).contiguous().numpy()
+    return spectrogram.transpose(1, 2).contiguous().numpy()
 
 
 # --------------------------------------------------------------------------------------- kinds
@@ -228,19 +259,20 @@ Read = Callable[[Path, Form], np.ndarray]
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of files.
+    """A kind of files.
 
     Attributes:
-        name: what a file is, and who owns its examples where no patient is known.
-        inspect: reads a header, and refuses whatever `read` would refuse by it.
-        read: a file as [examples, *shape], bytes of an image, or numbers.
-        marks: (place, bytes) that tell such a file.
-        keys: the options of `dataset=folder` that are for some kinds only, and for this one.
-        channels: how many an image may have; None: any number.
-        mask: the kind of a mask's file; None: it has no masks.
-        is_image: whether its examples are bytes of pixels.
-        is_complex: whether its samples are complex.
-        version: counts up when the same file is read as other numbers.
+        name: name of the kind. It is also the unit of ε if patients are not known.
+        inspect: returns the facts in a file's header, and rejects by it what `read` would reject.
+        read: returns a file's examples [examples, *shape]: bytes of pixels, or numbers.
+        marks: (offset, bytes) by which such a file is recognised; any one is enough.
+        keys: those options of `folder.OPTIONAL` that apply to this kind.
+        channels: allowed numbers of channels of an image. None: any number.
+        mask: kind of the files with masks. None: the kind has no masks.
+        is_image: whether examples are bytes of pixels.
+        is_mask: whether files are masks.
+        is_complex: whether samples are complex.
+        version: incremented when the same file gives other numbers; part of the cache key.
     """
 
     name: str
@@ -260,15 +292,17 @@ class Kind:
         return "length" in self.keys
 
     def dtype(self, form: Form) -> type:
-        """numpy's type of one example."""
+        """Return the NumPy type of the examples."""
         if self.is_image:
             return np.uint8
         is_real = self.is_recording and form.spectrum is None and not self.is_complex
         return np.float32 if is_real else np.complex64
 
     def shape(self, form: Form) -> tuple[int, ...]:
-        """Shape of one example."""
-        return form.mask if self.is_mask else form.signal if self.is_recording else form.image
+        """Return the shape of one example."""
+        if self.is_mask:
+            return form.mask
+        return form.signal if self.is_recording else form.image
 
 
 PNG = ((0, b"\x89PNG\r\n\x1a\n"),)
@@ -322,8 +356,8 @@ COMPLEX_VOLUME = replace(
 SOUND = Kind(
     "clip",
     inspect_sound,
-    lambda path, form: _shape(
-        signals.read_sound(path, form.rate or 0, form.channels, LONGEST).T, form
+    lambda path, form: _to_example(
+        signals.read_sound(path, form.rate or 0, form.channels, MAX_SAMPLES).T, form
     ),
     ((0, b"RIFF"), (0, b"fLaC"), (0, b"OggS")),
     keys=RECORDING,
@@ -341,7 +375,7 @@ ARRAY = Kind(
     "array",
     inspect_array,
     read_array,
-    ((0, arrays.NPY),),
+    ((0, arrays.NPY_MAGIC),),
     keys=("length", "scale", "spectrum"),
     is_image=False,
 )
@@ -354,36 +388,39 @@ COMPLEX_ARRAY = replace(
     is_complex=True,
 )
 KINDS = (PICTURE, DICOM, VOLUME, SOUND, RECORD, TABLE, ARRAY)
-BY_SUFFIX = {HEADER: RECORD, TABLE_SUFFIX: TABLE}
+BY_SUFFIX = {HEADER_SUFFIX: RECORD, TABLE_SUFFIX: TABLE}
 NAMES = "PNG, JPEG, DICOM, NIfTI, MHA, NRRD, WAV, FLAC, OGG, NPY, CSV or WFDB header"
 
 
 def fits(path: Path, kind: Kind) -> bool:
-    """True if a file begins as one of this kind does."""
+    """Return True if a file is of this kind, judged by its first bytes or its suffix."""
     if path.suffix in BY_SUFFIX or kind in BY_SUFFIX.values():
         return BY_SUFFIX.get(path.suffix) is kind
     with reading(path), path.open("rb") as file:
         head = file.read(352)
-    return any(head[at:].startswith(mark) for at, mark in kind.marks)
+    return any(head[offset:].startswith(mark) for offset, mark in kind.marks)
 
 
 def kind_of(path: Path) -> Kind:
-    """Return the kind of a file by its content."""
+    """Return the kind of a file, judged by its content."""
     kind = next((kind for kind in KINDS if fits(path, kind)), None)
     if kind is None:
-        raise UserError(f"{path}: holds no {NAMES}; if it is not damaged, move it out of the data.")
+        raise UserError(
+            f"{path}: is not a readable file ({NAMES}); if it is not damaged, move it out of the "
+            "data."
+        )
     if kind is ARRAY and arrays.read_array(path, None).dtype.kind == "c":
         return COMPLEX_ARRAY
     return COMPLEX_VOLUME if kind is VOLUME and nifti.read_header(path).is_complex else kind
 
 
 def check(path: Path) -> None:
-    """Read a whole file of any size, rate, number of channels and depth."""
+    """Read a whole file, with any size, rate, number of channels and depth, to detect damage."""
     kind = kind_of(path)
     if kind is SOUND:
-        signals.read_sound(path, 0, 0, LONGEST)
+        signals.read_sound(path, 0, 0, MAX_SAMPLES)
     elif kind is RECORD:
-        record = signals.open_record(path, 0, LONGEST)
+        record = signals.open_record(path, 0, MAX_SAMPLES)
         signals.read_leads(record, list(range(len(record.leads))))
     elif kind is TABLE:
         arrays.read_table(path, None)
@@ -396,14 +433,17 @@ def check(path: Path) -> None:
 
 
 def check_pair(image: Path, partner: Path) -> None:
-    """Reject a mask or reference of another extent, or from another place, than its image's."""
-    pair = []
-    for path in (image, partner):
-        if kind_of(path) in (VOLUME, COMPLEX_VOLUME):
-            pair.append(Facts(volume=nifti.read_header(path)))
-        else:
-            pair.append(inspect(path, kind_of(path), Form()))
-    require_same_place(partner, pair[1], pair[0])
+    """Reject a mask or reference with another extent or position than its image."""
+    image_facts = _read_place(image)
+    require_same_place(partner, _read_place(partner), image_facts)
+
+
+def _read_place(path: Path) -> Facts:
+    """Return the facts that `require_same_place` compares."""
+    kind = kind_of(path)
+    if kind in (VOLUME, COMPLEX_VOLUME):
+        return Facts(volume=nifti.read_header(path))
+    return inspect(path, kind, Form())
 
 
 def inspect(path: Path, kind: Kind, form: Form) -> Facts:
@@ -414,6 +454,6 @@ def inspect(path: Path, kind: Kind, form: Form) -> Facts:
         if fits(path, kind):
             raise
         raise UserError(
-            f"{path}: is no {kind.name} (it is of kind {kind_of(path).name}); a data set must "
-            "have files of one kind."
+            f"{path}: is of kind {kind_of(path).name}, not {kind.name}; all files of a data set "
+            "must be of one kind."
         ) from None
