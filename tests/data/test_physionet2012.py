@@ -11,9 +11,9 @@ import pytest
 from tests.data.helpers import dataset
 from zdp_bench.data import physionet2012
 from zdp_bench.data.physionet2012 import (
-    FEATURES,
     HEADER,
     LIMIT,
+    NUM_FEATURES,
     RANGES,
     STATISTICS,
     Range,
@@ -29,7 +29,7 @@ def features(tmp_path: Path, *lines: str) -> tuple[np.ndarray, np.ndarray]:
     path = tmp_path / "7.txt"
     path.write_text("\n".join([HEADER, *START, *lines]))
     found = make_features(path)
-    assert found.shape == (FEATURES,)
+    assert found.shape == (NUM_FEATURES,)
     count = len(RANGES) * len(STATISTICS)
     return found[:count].reshape(len(RANGES), -1), found[count:]
 
@@ -97,5 +97,5 @@ def test_a_patient_in_both_sets_is_refused(small_root: Path, tmp_path: Path) -> 
 @pytest.mark.real_data
 def test_the_real_patients(data_root: Path) -> None:
     splits = dataset("physionet2012").load(data_root)
-    assert (len(splits.train), len(splits.test)) == (physionet2012.PATIENTS,) * 2
+    assert (len(splits.train), len(splits.test)) == (physionet2012.NUM_PATIENTS,) * 2
     assert splits.provenance == "official"

@@ -45,7 +45,8 @@ def test_export_composes_the_training_that_the_starting_weights_went_through(
     start = second.report()["start"]
     assert [(one["ledger"], one["steps"]) for one in start["trainings"]] == [("first.jsonl", 3)]
     assert start["epsilon_tight"] == pytest.approx(by_dp_accounting(1.2, 5), rel=2e-3)
-    assert "went through" in (tmp_path / "model" / "README.md").read_text()
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "earlier trainings of the starting weights" in card
     if holder != "copied":  # the same tensors
         first.export(tmp_path / "again")
         assert first.report()["start"]["trainings"][0]["ledger"] == "second.jsonl"

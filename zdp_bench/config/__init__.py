@@ -1,9 +1,9 @@
-"""A run's configuration: composed by Hydra from the command line and our YAML, and checked.
+"""A run's configuration, which Hydra composes from overrides and our YAML, and which is checked.
 
-`compose` merges the YAML files and the overrides, `parse` turns the result into the frozen
+`compose` merges the YAML files and the overrides. `parse` turns the result into the frozen
 dataclasses of `schema.py`. A plug-in (dataset, representation, model, task, algorithm, optimizer,
-scheduler) takes the options that its builder declares as keyword-only parameters; any other is
-refused by name.
+scheduler) takes the options that its builder declares as keyword-only parameters. Other options are
+rejected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench.config.compose import files, hydra_session
 from zdp_bench.config.constraints import check_typed, check_values
-from zdp_bench.config.plugins import check_plugin, common_keys, drop_strangers
+from zdp_bench.config.plugins import check_plugin, common_keys, drop_foreign_options
 from zdp_bench.config.schema import (
     COMMON_KEYS,
     FEDERATED_RESULT,
@@ -35,7 +35,7 @@ from zdp_bench.registry import lookup
 
 
 def compose(overrides: list[str]) -> DictConfig:
-    """Return the composed configuration for command-line overrides."""
+    """Compose the configuration of a run from overrides, without checking it."""
     from hydra import compose as hydra_compose
 
     words = [str(override.input_line) for override in read_words(overrides)]
@@ -44,35 +44,44 @@ def compose(overrides: list[str]) -> DictConfig:
 
 
 def configured(overrides: Sequence[str]) -> Run:
-    """Return the run that command-line overrides describe, checked."""
+    """Compose and check the run that overrides describe."""
     return parse(compose(list(overrides)), overrides)
 
 
 def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
-    """Check and freeze a composed configuration; refuse a typed key that the run would not read."""
+    """Check a composed configuration.
+
+    Args:
+        config: the composed configuration.
+        overrides: overrides that the user typed. A key among them that the run would not read is an
+            error, whereas a recipe may set such a key. Default: none.
+
+    Raises:
+        UserError: a key or value is not valid, or values contradict one another.
+    """
     return check(to_plain(config), overrides)
 
 
 def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
-    """Check and freeze a configuration that is already resolved, as `parse` does."""
+    """Check a configuration of plain values without references; see `parse`."""
     checked: dict[str, Any] = {
         name: check_section(schema, plain.get(name) or {}, name)
         for name, schema in SECTIONS.items()
     }
-    rest = {key: value for key, value in plain.items() if key not in (*SECTIONS, *GROUPS)}
-    if strange := {*rest} - KEYS:
-        raise unknown("key", min(strange), KEYS)
-    scalars = check_section(Scalars, rest, "")
+    ungrouped = {key: value for key, value in plain.items() if key not in (*SECTIONS, *GROUPS)}
+    if unknown_keys := {*ungrouped} - KEYS:
+        raise unknown("key", min(unknown_keys), KEYS)
+    scalars = check_section(Scalars, ungrouped, "")
     typed = {str(override.key_or_group) for override in parse_words(overrides)}
     for kind in (*PLUGINS, "accountant"):
         if not isinstance(plain.get(kind) or {}, dict):
             raise UserError(
                 f"{kind}={plain[kind]}: name one with {kind}=NAME, or set one of its keys."
             )
-    stated = {"name": (str, REQUIRED)}
-    accountant = check_types(stated, plain.get("accountant") or {}, "accountant")["name"]
-    if accountant not in files("accountant"):  # whose code takes half a second to import
-        lookup("accountant", accountant)
+    types = {"name": (str, REQUIRED)}
+    accountant = check_types(types, plain.get("accountant") or {}, "accountant")["name"]
+    if accountant not in files("accountant"):
+        lookup("accountant", accountant)  # only for others: importing ours takes half a second
     resolved = {
         **vars(scalars),
         **{name: asdict(section) for name, section in checked.items()},
@@ -81,14 +90,14 @@ def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
     del resolved["federated"]
     resolved |= _federated_result(checked["federated"])
     for kind in PLUGINS:
-        node = dict(drop_strangers(scalars.recipe, kind, plain.get(kind) or {}, typed))
-        off = kind in MAY_BE_NONE and node.get("name") is None
-        if off and (unread := [key for key, value in node.items() if value is not None]):
+        node = dict(drop_foreign_options(scalars.recipe, kind, plain.get(kind) or {}, typed))
+        is_none = kind in MAY_BE_NONE and node.get("name") is None
+        if is_none and (unread := [key for key, value in node.items() if value is not None]):
             raise UserError(
                 f"{kind}.{unread[0]}: {kind}=none has no keys; remove this one, or choose a {kind}."
             )
-        checked[kind] = None if off else check_plugin(kind, node)
-        options = {} if off else checked[kind].options
+        checked[kind] = None if is_none else check_plugin(kind, node)
+        options = {} if is_none else checked[kind].options
         resolved[kind] = {key: options.get(key, value) for key, value in node.items()}
         if kind in COMMON_KEYS:
             keys = common_keys(kind, checked[kind].name)
@@ -103,7 +112,7 @@ def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
 
 
 def to_plain(config: DictConfig) -> dict[str, Any]:
-    """Return a composed configuration as plain Python, without Hydra's own keys."""
+    """Resolve a composed configuration to plain Python values, without Hydra's own keys."""
     with readable_errors([]):
         resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
     assert isinstance(resolved, dict)
@@ -111,7 +120,7 @@ def to_plain(config: DictConfig) -> dict[str, Any]:
 
 
 def _federated_result(federated: Federated) -> dict[str, Any]:
-    """Return the section's keys that change what is computed; {} for a central run's digest."""
+    """Return the keys of the section that affect what is computed, or {} for a central run."""
     if federated.nodes is None:
         return {}
     unused = ("local_lr",) if federated.local_steps == 1 else ()

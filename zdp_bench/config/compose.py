@@ -1,4 +1,4 @@
-"""Sets up Hydra with our YAML files, and lists its groups and names."""
+"""Set up Hydra with our YAML files, and list its config groups and their options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zdp_bench import assets
 from zdp_bench.config.schema import COMMON_KEYS, PLUGIN_KINDS
 from zdp_bench.registry import installed, lookup, names
 
-# Groups whose files are outside `conf`, and the package of each in a configuration.
+# Group with files outside `conf` -> the section of a configuration that its files set.
 PACKAGES = {
     "recipe": "_global_",
     "dataset": "dataset",
@@ -33,8 +33,8 @@ PACKAGES = {
 class OurYaml(ConfigSource):
     """Lets Hydra read recipes, data sets, and extras' representations and loggers.
 
-    They are outside `conf`, and their files do not repeat their name, their package, or the keys
-    that every data set has.
+    Their files are outside `conf`, and do not repeat their name, their package, or the keys that
+    all data sets have.
     """
 
     @staticmethod
@@ -45,8 +45,8 @@ class OurYaml(ConfigSource):
         group, _, name = config_path.removesuffix(".yaml").partition("/")
         path = _outside(group)[name]
         body = {key: value for key, value in assets.read_yaml(path).items() if key != "card"}
-        named = {"recipe": name} if group == "recipe" else {}
-        config = OmegaConf.create(unset_keys(group) | body | named)
+        recipe_name = {"recipe": name} if group == "recipe" else {}
+        config = OmegaConf.create(unset_keys(group) | body | recipe_name)
         return ConfigResult(
             provider=self.provider,
             path=self.full_path(),
@@ -71,7 +71,7 @@ class OurYaml(ConfigSource):
 
 
 def _outside(group: str) -> dict[str, Path]:
-    """Return the YAML files of a group that are outside `conf`, which Hydra reads by itself."""
+    """Return the YAML files of a group outside `conf`. Hydra itself reads those inside."""
     if group not in PACKAGES:
         return {}
     return {name: path for name, path in files(group).items() if assets.CONF not in path.parents}
@@ -86,7 +86,7 @@ class OurSearchPath(SearchPathPlugin):
 
 @contextmanager
 def hydra_session() -> Iterator[Any]:
-    """Set up Hydra for our YAML; yield its driver (`compose_config`, `run`, `multirun`)."""
+    """Set up Hydra for our YAML, and yield its driver (`compose_config`, `run`, `multirun`)."""
     from hydra import initialize_config_dir
 
     _register()
@@ -97,7 +97,7 @@ def hydra_session() -> Iterator[Any]:
         yield driver
 
 
-_STORED: dict[tuple[str, str], Any] = {}  # by (kind, name): the builder registered with Hydra
+_STORED: dict[tuple[str, str], Any] = {}  # (kind, name) -> the builder registered with Hydra
 
 
 def _register() -> None:
@@ -115,17 +115,20 @@ def _register() -> None:
 
 
 def unset_keys(group: str) -> dict[str, Any]:
-    """Return the keys that every data set has, unset; `conf/config.yaml` has those of models."""
+    """Return the keys that all data sets have, with the value None; {} for other groups.
+
+    Those that all models have are in `conf/config.yaml`.
+    """
     return dict.fromkeys(COMMON_KEYS["dataset"]) if group == "dataset" else {}
 
 
 def recipe_body(name: str) -> dict[str, Any] | None:
-    """Return the YAML of a recipe, ours or one read from a file; None if there is none."""
+    """Return the content of a recipe, ours or one from a file; None if there is none."""
     if name in files("recipe"):
         return assets.read_yaml(files("recipe")[name])
     if name not in group_options("recipe"):
         return None
-    # A recipe read from a file: Hydra's launchers pass the store on to other processes.
+    # Recipes from files are in Hydra's store, which its launchers pass on to other processes.
     node = ConfigStore.instance().load(f"recipe/{name}.yaml").node
     body = OmegaConf.to_container(node, resolve=False)
     assert isinstance(body, dict)
@@ -140,7 +143,7 @@ def defaults(builder: Callable[..., Any]) -> dict[str, Any]:
 
 
 def choose(key: Any, options: dict[Any, Any]) -> Any:
-    """Return the option named `key`, so that one key of a recipe can depend on another.
+    """Return the value of `options` for `key`, so that one key of a recipe can depend on another.
 
     In YAML: `${choose:${model.name},{lenet5: 1, ...}}`.
     """
@@ -154,7 +157,7 @@ OmegaConf.register_new_resolver("choose", choose, replace=True)
 
 
 def group_options(group: str) -> list[str]:
-    """Return the names in a config group: files, other packages' plug-ins, recipes from files."""
+    """Return the names in a config group: our files, and plug-ins and recipes from elsewhere."""
     others = names(group) if group in PLUGIN_KINDS and installed() else []
     if group == "recipe":
         others = [name.removesuffix(".yaml") for name in ConfigStore.instance().repo.get(group, {})]

@@ -1,4 +1,4 @@
-"""Checks for values that are valid alone but contradict one another."""
+"""Check values that are valid on their own, but may contradict one another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zdp_bench.registry import find_module, lookup, names
 if TYPE_CHECKING:
     from zdp_bench.algorithms import Algorithm
 
-OWNERS = "names_owners"  # of a data set; another package's may be a plain class
+OWNERS = "names_owners"  # attribute of data sets; a plug-in of another package may lack it
 
 
 def check_values(run: Run) -> None:
@@ -44,7 +44,7 @@ def _check_sampling(run: Run) -> None:
 
 
 def _check_gradients(run: Run) -> None:
-    """Reject options for the gradients of an example where the algorithm sums something else."""
+    """Reject options for per-example gradients if the algorithm sums something else."""
     if run.weight_standardisation and run.start:
         raise UserError(
             f"model.start={run.start} with model.weight_standardisation=true: standardised "
@@ -56,12 +56,12 @@ def _check_gradients(run: Run) -> None:
     if run.weight_standardisation and not algorithm.sums_gradients:
         raise UserError(
             f"model.weight_standardisation=true with algorithm={run.algorithm.name}: it needs an "
-            f"algorithm that sums whole gradients: {_list_those('sums_gradients')}."
+            f"algorithm that sums whole gradients: {_list_with('sums_gradients')}."
         )
 
 
 def _check_one_release(run: Run) -> None:
-    """Reject a single release that leaves out examples, or has steps after it."""
+    """Reject settings with more than one step, or with a step that leaves out examples."""
     trainer = run.trainer
     is_whole = trainer.sampling == "poisson" and trainer.sample_rate == 1 and trainer.epochs == 1
     if not is_whole or trainer.ema or run.federated.nodes is not None:
@@ -72,23 +72,23 @@ def _check_one_release(run: Run) -> None:
 
 
 def _check_calibration(run: Run) -> None:
-    """Check that one ε at most sets the noise, and that the budget is not spent at once."""
+    """Reject two values of ε that would set the noise, and a budget that the noise exceeds."""
     keys = ("target_epsilon", "claimed_epsilon")
-    asked = [key for key in keys if getattr(run.privacy, key) is not None]
-    if len(asked) > 1:
+    targets = [key for key in keys if getattr(run.privacy, key) is not None]
+    if len(targets) > 1:
         raise UserError(
             "privacy.target_epsilon and privacy.claimed_epsilon both set "
             "algorithm.noise_multiplier: give only one of them."
         )
-    if asked and "noise_multiplier" not in run.algorithm.options:
+    if targets and "noise_multiplier" not in run.algorithm.options:
         raise UserError(
-            f"privacy.{asked[0]} with algorithm={run.algorithm.name}: it has no noise_multiplier; "
-            "choose a private algorithm."
+            f"privacy.{targets[0]} with algorithm={run.algorithm.name}: it has no "
+            "noise_multiplier; choose a private algorithm."
         )
     budget, target = run.privacy.max_epsilon, run.privacy.target_epsilon
-    noiseless = not asked and not run.algorithm.options.get("noise_multiplier")
-    noiseless |= run.privacy.claimed_epsilon == math.inf
-    if budget is not None and (noiseless or (target or 0) > budget):
+    is_noiseless = not targets and not run.algorithm.options.get("noise_multiplier")
+    is_noiseless |= run.privacy.claimed_epsilon == math.inf
+    if budget is not None and (is_noiseless or (target or 0) > budget):
         raise UserError(
             f"privacy.max_epsilon={budget:g} with algorithm={run.algorithm.name}: the noise gives "
             "a larger ε, so the budget would stop the run early; raise it, or add noise."
@@ -96,10 +96,11 @@ def _check_calibration(run: Run) -> None:
 
 
 def _check_unit(run: Run) -> None:
-    """Reject shares of several examples if only an example's share is bounded."""
-    most, name, views = run.privacy.max_examples, run.algorithm.name, run.trainer.augmentations
+    """Reject a unit that the data set or the algorithm does not support."""
+    max_examples, views = run.privacy.max_examples, run.trainer.augmentations
     rule = "applies to privacy.unit=patient only; add that, or remove it"
-    require(most is None or run.privacy.by_patient, "privacy.max_examples", most, rule)
+    applies = max_examples is None or run.privacy.by_patient
+    require(applies, "privacy.max_examples", max_examples, rule)
     if run.privacy.by_patient and not getattr(lookup("dataset", run.dataset.name), OWNERS, True):
         raise UserError(
             "privacy.unit=patient: this data set does not state who owns which example "
@@ -107,32 +108,37 @@ def _check_unit(run: Run) -> None:
         )
     if not run.forms_shares:
         return
-    asked = "privacy.unit=patient" if run.privacy.by_patient else f"trainer.augmentations={views}"
-    require_takes_shares(asked, name)
+    cause = "privacy.unit=patient" if run.privacy.by_patient else f"trainer.augmentations={views}"
+    require_takes_shares(cause, run.algorithm.name)
 
 
-def require_takes_shares(asked: str, algorithm: str) -> None:
-    """Reject an algorithm that cannot clip several examples as one share, as a setting asks."""
+def require_takes_shares(cause: str, algorithm: str) -> None:
+    """Reject an algorithm that cannot clip several examples as one share.
+
+    Args:
+        cause: the setting that requires it, for the error.
+        algorithm: name of the algorithm.
+    """
     if not _type_of(algorithm).takes_shares:
         raise UserError(
-            f"{asked} with {setting('algorithm', algorithm)}: it cannot clip several examples "
-            f"together. Use {_list_those('takes_shares')}, or remove the key."
+            f"{cause} with {setting('algorithm', algorithm)}: it cannot clip several examples "
+            f"together. Use {_list_with('takes_shares')}, or remove the key."
         )
 
 
 def _type_of(algorithm: str) -> type[Algorithm]:
-    from zdp_bench.algorithms import algorithm_type  # here, for it loads torch
+    from zdp_bench.algorithms import algorithm_type  # imported here, because it imports torch
 
     return algorithm_type(algorithm)
 
 
-def _list_those(trait: str) -> str:
-    """Return the algorithms with a trait of their class: 'dp_sgd or zeta_dp_sgd'."""
+def _list_with(trait: str) -> str:
+    """Return the algorithms whose class has a true attribute `trait`: 'dp_sgd or zeta_dp_sgd'."""
     return " or ".join(name for name in names("algorithm") if getattr(_type_of(name), trait))
 
 
 def check_typed(run: Run, typed: Collection[str]) -> None:
-    """Reject keys that a user typed and the run would not read; a recipe may set them."""
+    """Reject keys that the user typed, but that the run would not read. A recipe may set them."""
     for key in sorted(typed):
         section, _, name = key.partition(".")
         if section == "federated" and name not in ("", "nodes") and run.federated.nodes is None:
@@ -150,7 +156,7 @@ def check_typed(run: Run, typed: Collection[str]) -> None:
 
 
 def require_central(run: Run, verb: str) -> None:
-    """Reject a federation where only central training is supported."""
+    """Reject a federation for a command that supports only central training."""
     if run.federated.nodes is not None:
         raise UserError(
             f"zdp-bench {verb} uses one training set: add federated.nodes=null. A federated node "

@@ -1,4 +1,4 @@
-"""Digests of an experiment and a run: SHA-256 of everything that affects what is computed."""
+"""Digests of experiments and runs: the SHA-256 of all that affects what is computed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from zdp_bench.config.plugins import find_builder
 from zdp_bench.config.schema import FEDERATED_RESULT, OPERATIONAL, Plugin, Run
 
-NOT_COMPUTED = ("trainer.micro_batch", "privacy.total_budget")  # these do not affect results
+NO_EFFECT = ("trainer.micro_batch", "privacy.total_budget")  # keys that affect no result
 
 
 def experiment_digest(run: Run) -> str:
-    """Return the SHA-256 of what is computed, without the seed: equal for all seeds of a run.
+    """Return the SHA-256 of what is computed, apart from the seed.
 
-    Null and false values, and the default unit, are left out, so that a new option that is off by
-    default does not change the digests of old records. An option whose default is null is kept if
-    it is false, which is then a choice, such as `optimizer.fused=false`.
+    Null and false values, and the default unit, are left out. So the digests of old records stay
+    valid when an option is added that is off by default. A false value of an option whose default
+    is null is kept, because it is a choice, such as `optimizer.fused=false`.
     """
     left_out_sections = (*OPERATIONAL, "seed", "recipe")
     content = {k: value for k, value in run.resolved.items() if k not in left_out_sections}
@@ -27,8 +27,8 @@ def experiment_digest(run: Run) -> str:
     if run.scheduler is not None:
         content["scheduler"] = keep_choices("scheduler", run.scheduler)
     privacy = content["privacy"]
-    left_out = {*NOT_COMPUTED}
-    if privacy["unit"] != "patient":
+    left_out = {*NO_EFFECT}
+    if privacy["unit"] != "patient":  # old records, whose unit is the example, lack the key
         left_out.add("privacy.unit")
     for section in ("trainer", "privacy"):
         options = content[section].items()
@@ -40,7 +40,7 @@ def experiment_digest(run: Run) -> str:
 
 
 def keep_choices(kind: str, plugin: Plugin) -> dict[str, Any]:
-    """Return a plug-in's name and options, with 'false' as a word if the default is null."""
+    """Return a plug-in's name and options, with the string 'false' if the default is null."""
     parameters = inspect.signature(find_builder(kind, plugin.name)).parameters
     content: dict[str, Any] = {"name": plugin.name}
     for key, value in plugin.options.items():
@@ -50,11 +50,11 @@ def keep_choices(kind: str, plugin: Plugin) -> dict[str, Any]:
 
 
 def drop_empty(node: Any) -> Any:
-    """Return a configuration without null and false values, nor sections that then are empty."""
+    """Return a configuration without null and false values and without empty sections."""
     if not isinstance(node, dict):
         return node
-    kept = {k: drop_empty(v) for k, v in node.items() if v is not None and v is not False}
-    return {key: value for key, value in kept.items() if value != {}}
+    reduced = {k: drop_empty(v) for k, v in node.items() if v is not None and v is not False}
+    return {key: value for key, value in reduced.items() if value != {}}
 
 
 def enters_digest(key: str) -> bool:
@@ -62,12 +62,18 @@ def enters_digest(key: str) -> bool:
     section, _, name = key.partition(".")
     if section == "federated":
         return name in FEDERATED_RESULT
-    return section not in OPERATIONAL and key not in NOT_COMPUTED
+    return section not in OPERATIONAL and key not in NO_EFFECT
 
 
 def run_digest(run: Run, data_digest: str, plugins: Mapping[str, str] | None = None) -> str:
-    """Return the SHA-256 of experiment, seed, data and plug-ins, which names the run's folder."""
-    named = f"{experiment_digest(run)}:{run.seed}:{data_digest}"
+    """Return the SHA-256 of experiment, seed, data and plug-ins, which names the run's folder.
+
+    Args:
+        run: the run.
+        data_digest: digest of the data.
+        plugins: digests of the plug-ins of other packages, by name. Default: none.
+    """
+    content = f"{experiment_digest(run)}:{run.seed}:{data_digest}"
     if plugins:
-        named += f":{json.dumps(plugins, sort_keys=True)}"
-    return hashlib.sha256(named.encode()).hexdigest()
+        content += f":{json.dumps(plugins, sort_keys=True)}"
+    return hashlib.sha256(content.encode()).hexdigest()

@@ -35,7 +35,7 @@ OPTIMIZERS = {
     "rmsprop": "RMSprop",
     "adagrad": "Adagrad",
 }
-SCHEDULERS = {  # torch's own: each takes one step an epoch
+SCHEDULERS = {  # those of torch, which take one step per epoch
     "step_lr": "StepLR",
     "multi_step_lr": "MultiStepLR",
     "exponential_lr": "ExponentialLR",
@@ -43,9 +43,10 @@ SCHEDULERS = {  # torch's own: each takes one step an epoch
     "linear_lr": "LinearLR",
     "reduce_on_plateau": "ReduceLROnPlateau",
 }
-# kind -> torch's module and its classes by our names
+# kind -> torch's module, and our names of its classes
 TORCH = {"optimizer": ("optim", OPTIMIZERS), "scheduler": ("optim.lr_scheduler", SCHEDULERS)}
-# What torch's parameters may be: it declares no types, and checks few values, or at the first step.
+# Types of the parameters of torch's classes. Torch declares none, and checks few of their values,
+# some of them only at the first step.
 NUMBER = Annotated[float, Interval(ge=0, le=1e30)]
 UP_TO_ONE = Annotated[float, Interval(ge=0, le=1)]
 BELOW_ONE = Annotated[float, Interval(ge=0, lt=1)]
@@ -89,11 +90,19 @@ TORCH_TYPES: dict[str, Any] = {
     "mode": Literal["min", "max"],
     "threshold_mode": Literal["rel", "abs"],
 }
-# Parameters of torch's that are no choice: a step is not captured, not differentiated, and not
-# begun in the middle. `steps` we know.
-NOT_OURS = {"params", "optimizer", "steps", "capturable", "differentiable", "last_epoch", "verbose"}
+# Parameters that are not options: `steps` follows from the plan, and the others are for steps that
+# are captured, differentiated or begun in the middle of a schedule, which ours are not.
+NOT_OPTIONS = {
+    "params",
+    "optimizer",
+    "steps",
+    "capturable",
+    "differentiable",
+    "last_epoch",
+    "verbose",
+}
 
-# Options that mean the same wherever a plug-in has them.
+# Options of algorithms that have the same meaning, and thus range, in all of them.
 PRIVACY_RULES = {
     "noise_multiplier": NOISE,
     "max_grad_norm": NORM,
@@ -105,7 +114,7 @@ PRIVACY_RULES = {
 
 
 def find_builder(kind: str, name: str) -> Callable[..., Any]:
-    """Return what builds a plug-in: torch's own class, or what is registered."""
+    """Return the builder of a plug-in: a class of torch, or the registered function or class."""
     if kind not in TORCH:
         return lookup(kind, name)
     import torch
@@ -123,21 +132,29 @@ def find_builder(kind: str, name: str) -> Callable[..., Any]:
 
 
 def own_keys(kind: str, name: str) -> list[str]:
-    """Return the keys that a plug-in takes."""
+    """Return all keys of a plug-in, including those that all of its kind have."""
     builder = find_builder(kind, name)
     if kind in TORCH:
-        return [key for key in inspect.signature(builder).parameters if key not in NOT_OURS]
+        return [key for key in inspect.signature(builder).parameters if key not in NOT_OPTIONS]
     return [*defaults(builder), *common_keys(kind, name)]
 
 
 def common_keys(kind: str, name: str) -> list[str]:
-    """Return the keys that a plug-in takes because all of its kind do."""
-    own = defaults(find_builder(kind, name)) if kind in COMMON_KEYS else {}
-    return [key for key in COMMON_KEYS.get(kind, ()) if key not in own]
+    """Return the keys that all plug-ins of a kind have, without those that this one declares."""
+    declared = defaults(find_builder(kind, name)) if kind in COMMON_KEYS else {}
+    return [key for key in COMMON_KEYS.get(kind, ()) if key not in declared]
 
 
 def check_plugin(kind: str, node: dict[str, Any]) -> Plugin:
-    """Return the plug-in that a config group describes, its options checked."""
+    """Return the plug-in that a config group describes, with checked options.
+
+    Args:
+        kind: kind of the plug-in.
+        node: its name and options.
+
+    Raises:
+        UserError: there is no such plug-in, or an option or its value is not valid.
+    """
     options = dict(node)
     name = options.pop("name", None)
     if not isinstance(name, str):
@@ -155,7 +172,7 @@ def check_plugin(kind: str, node: dict[str, Any]) -> Plugin:
 def check_options(
     kind: str, builder: Callable[..., Any], options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the options, converted to their declared types and completed by the defaults."""
+    """Return options converted to their declared types, and completed by their defaults."""
     if kind in TORCH:
         checked = {}
         for key, value in options.items():
@@ -173,14 +190,20 @@ def check_options(
     return check_types(types, options, kind)
 
 
-def drop_strangers(
+def drop_foreign_options(
     recipe: str, kind: str, node: dict[str, Any], typed: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return a plug-in's options without those that the recipe meant for another plug-in.
+    """Return a plug-in's options without those that the recipe sets for another plug-in.
 
-    `recipe=phasemnist algorithm=sgd` replaces ζ-DP-SGD by sgd, but Hydra still merges the recipe's
-    `algorithm: {noise: circular}` on top. So a key is dropped if the recipe sets it, its own
-    plug-in is not the chosen one, and the chosen one's YAML lacks it.
+    `recipe=phasemnist algorithm=sgd` replaces ζ-DP-SGD by SGD, but Hydra still adds the recipe's
+    `algorithm: {noise: circular}`. So a key is dropped if the recipe sets it for another plug-in
+    than the chosen one, whose YAML lacks it.
+
+    Args:
+        recipe: name of the recipe.
+        kind: kind of the plug-in.
+        node: name and options of the chosen plug-in.
+        typed: keys that the user typed, which are never dropped. Default: none.
     """
     name = node.get("name") or "none"  # scheduler=none, representation=none
     body = recipe_body(recipe) or {}
@@ -188,7 +211,7 @@ def drop_strangers(
     if not recipes_options or name not in group_options(kind):
         return node
     base = assets.read_yaml(assets.CONF / "config.yaml")
-    plugins: dict[str, str] = {}  # what the recipe chooses of each kind
+    plugins: dict[str, str] = {}  # kind -> the plug-in that the recipe chooses
     for entry in (*base["defaults"], *body.get("defaults", [])):
         if isinstance(entry, dict):
             plugins |= {key.removeprefix("override /"): value for key, value in entry.items()}
@@ -196,16 +219,16 @@ def drop_strangers(
         return node
     yaml = files(kind).get(str(name))
     known = assets.read_yaml(yaml) if yaml else defaults(lookup(kind, str(name)))
-    kept = {}
+    options = {}
     for key, value in node.items():
-        is_strange = key in recipes_options and key not in known
-        if not is_strange or f"{kind}.{key}" in typed:
-            kept[key] = value
-    return kept
+        is_foreign = key in recipes_options and key not in known
+        if not is_foreign or f"{kind}.{key}" in typed:
+            options[key] = value
+    return options
 
 
 def every_key() -> list[tuple[str, str]]:
-    """Return every dotted key of a run, once, with its default; of plug-ins, with who has it."""
+    """Return all dotted keys of a run, each with its default or the plug-ins that have it."""
     plain = assets.read_yaml(assets.CONF / "config.yaml")
     keys = []
     for entry in plain["defaults"]:
@@ -227,7 +250,7 @@ def every_key() -> list[tuple[str, str]]:
 
 
 def _owners_of_keys(kind: str) -> dict[str, list[str]]:
-    """Return, by key, the plug-ins of a kind that have it, each with its default if one is set."""
+    """Return key -> plug-ins of a kind that have it, each followed by its default in YAML."""
     owners: dict[str, list[str]] = {}
     for name in group_options(kind):
         if name == "none":

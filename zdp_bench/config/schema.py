@@ -60,11 +60,11 @@ class Privacy:
             their joint tight ε would exceed it; see `training/spending.py`. null: no budget.
         secure: draw batches and noise from the operating system's cryptographic generator instead
             of the seed's streams.
-        unit: what ε protects: an example, or a patient with all examples (for some data sets the
-            owner is called otherwise). With patient, a step draws patients at
-            `trainer.sample_rate`, and the mean gradient of a patient's examples is clipped.
-        max_examples: with unit=patient, largest number of a patient's examples used in a step; of
-            a patient with more, each step draws others. null: all.
+        unit: what ε protects: an example, or a patient with all examples. "patient" stands for the
+            data set's kind of owner, which may be another. With it, a step draws owners at
+            `trainer.sample_rate`, and the mean gradient of an owner's examples is clipped.
+        max_examples: with unit=patient, maximum number of an owner's examples used in a step; each
+            step draws them anew. null: all.
     """
 
     delta: float
@@ -78,7 +78,7 @@ class Privacy:
 
     @property
     def by_patient(self) -> bool:
-        """True if the unit is a patient."""
+        """True if the unit is the owner, such as a patient, instead of the example."""
         return self.unit == "patient"
 
 
@@ -89,7 +89,7 @@ class Claims:
     Attributes:
         table: the table, PAPER/N. null: none.
         row: row of the table.
-        variant: what differs from the paper, in a few words. null: the paper's own settings.
+        variant: what differs from the paper, in a few words. null: the settings of the paper.
     """
 
     table: str | None
@@ -112,14 +112,14 @@ class Paths:
 
 @dataclass(frozen=True)
 class Execution:
-    """How a run is executed; this affects at most the last bits of a result.
+    """How a run is executed. This affects at most the last bits of a result.
 
     Attributes:
         checkpoint_steps: number of steps between checkpoints, in addition to
             `trainer.checkpoint_epochs`. null: only the latter.
         deterministic: reject operations whose result differs from call to call (CUDA has some).
-        evaluate: when to measure test metrics: after each epoch, or after the last only, which is
-            faster but leaves no learning curve.
+        evaluate: when to measure test metrics: after each epoch, or only after the last one, which
+            is faster but gives no learning curve.
         prefetch: number of micro-batches that another thread reads ahead. null: 1 on a GPU, else 0.
         callbacks: plug-ins that receive the metrics of every evaluation. null: none.
     """
@@ -133,9 +133,9 @@ class Execution:
 
 @dataclass(frozen=True)
 class Federated:
-    """A federation: nodes train one model together, and each keeps its own patients' data.
+    """A federation: nodes train one model together, and each keeps the data of its own patients.
 
-    `patience` does not affect what is computed. See `zdp_bench.extras.federated`.
+    See `zdp_bench.extras.federated`.
 
     Attributes:
         nodes: number of nodes. `trainer.batch_size` is then each node's, and the optimizer runs on
@@ -145,7 +145,7 @@ class Federated:
         local_steps: number of private steps that a node takes in a round.
         local_lr: learning rate of SGD for a node's steps within a round; unused with one step.
         min_nodes: number of nodes that must answer for a round to count. null: all.
-        patience: seconds that a round waits for answers.
+        patience: seconds that a round waits for answers. It does not affect what is computed.
     """
 
     nodes: Count | None
@@ -185,13 +185,13 @@ class Scalars:
         precision: null (float32), tf32 (non-private only) or bf16; norms, clipped sums and noise
             always have float32 or more.
         force: run again even if there is a record.
-        name: a name to find the run by. null: none.
-        tags: words to find the run by. null: none.
-        notes: a text about the run. null: none.
+        name: a name by which to find the run. null: none.
+        tags: words by which to find the run. null: none.
+        notes: text about the run. null: none.
     """
 
     recipe: str
-    seed: Annotated[int, Interval(ge=0, lt=2**64)]  # the largest seed that a record may hold
+    seed: Annotated[int, Interval(ge=0, lt=2**64)]  # 64 bits, as many as a record may hold
     device: Annotated[str, AfterValidator(_require_device)]
     threads: Threads | None
     precision: Literal["tf32", "bf16"] | None
@@ -221,13 +221,12 @@ class Run(Scalars):
             training; see `nn/surgery.py`. This and the following are keys of every model.
         weight_standardisation: `model.weight_standardisation`: whether convolutions use filters of
             mean 0 and norm 1; see `nn/surgery.py`.
-        start: `model.start`: how the weights are scaled before training; see
-            `nn/initialisation.py`.
+        start: `model.start`: how initial weights are scaled; see `nn/initialisation.py`.
         init_from: `model.init_from`: RECIPE or RECIPE/RUN, a finished run on public data whose
             weights the model starts from; see `training/public_start.py`.
         complex_as: `model.complex_as`: how complex examples become real ones for a model with real
             weights; see `nn/surgery.py`.
-        resolved: The same configuration as plain values, for the record.
+        resolved: the same configuration as plain values, for the record.
     """
 
     dataset: Plugin
@@ -255,7 +254,7 @@ class Run(Scalars):
 
     @property
     def forms_shares(self) -> bool:
-        """True if several examples are clipped as one: a patient's, or the views of an example."""
+        """True if several examples form one share: an owner's, or the views of an example."""
         return self.privacy.by_patient or self.trainer.augmentations is not None
 
     @property
@@ -297,10 +296,10 @@ COMMON_KEYS: dict[str, tuple[str, ...]] = {
 MAY_BE_NONE = ("representation", "scheduler", "logger")
 PLUGINS = (*PLUGIN_KINDS, "optimizer", "scheduler", "logger")
 GROUPS = (*PLUGINS, "accountant", "trainer")
-# Keys that do not affect what a run computes, only where and how it is executed; in no digest.
+# Keys that affect only where and how a run is executed, so they enter no digest.
 LABELS = ("name", "tags", "notes")
 OPERATIONAL = ("paths", "force", "device", "threads", "execution", "claims", "logger", *LABELS)
-# Keys that may differ when a run is resumed, so they are not in a record's configuration.
+# Keys that may change when a run is resumed, so they are not in a record's configuration.
 NOT_RECORDED = {*OPERATIONAL} - {"claims"}
 # Keys of `federated` that affect what is computed.
 FEDERATED_RESULT = ("nodes", "patients", "local_steps", "local_lr", "min_nodes")

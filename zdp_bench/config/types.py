@@ -1,6 +1,6 @@
-"""Values checked against types, by pydantic: those of a section, or of a builder's options.
+"""Check the values of a section, or of a plug-in's options, against their types with pydantic.
 
-A type may carry a range: `Annotated[int, Ge(1)]`.
+A type may include a range: `Annotated[int, Ge(1)]`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zdp_bench.errors import UserError, setting, setting_name, unknown
 from zdp_bench.privacy.mechanism import LEAST_NOISE, MOST, MOST_NOISE
 
 T = TypeVar("T")
-REQUIRED = "???"  # the default of a parameter that has none; Hydra's word for a value to be given
+REQUIRED = "???"  # stands for the default of a required value, as in Hydra
 
 
 def _require_noise(value: float) -> float:
@@ -28,14 +28,14 @@ def _require_noise(value: float) -> float:
 
 
 NOISE = AfterValidator(_require_noise)
-NORM = Interval(ge=1e-12, le=1e12)  # beyond, norms in single precision lose all digits
-SEED = Interval(ge=0, lt=2**32)  # of a split or a pairing; libraries take no more bits
+NORM = Interval(ge=1e-12, le=1e12)  # outside, float32 norms lose all digits
+SEED = Interval(ge=0, lt=2**32)  # seed of a split or pairing; libraries take at most 32 bits
 SHARE = Interval(gt=0, lt=1)
 COUNT = Interval(ge=1, le=MOST)
 Count = Annotated[int, COUNT]
 Positive = Annotated[float, Gt(0)]
-MOST_THREADS = max(256, 4 * (os.cpu_count() or 1))  # more than help, fewer than do harm
-Threads = Annotated[int, Ge(1), Le(MOST_THREADS)]
+MAX_THREADS = max(256, 4 * (os.cpu_count() or 1))  # enough for any use; far more would do harm
+Threads = Annotated[int, Ge(1), Le(MAX_THREADS)]
 
 
 def check_section(schema: type[T], values: dict[str, Any], prefix: str) -> T:
@@ -48,25 +48,36 @@ def check_section(schema: type[T], values: dict[str, Any], prefix: str) -> T:
 def check_types(
     types: dict[str, tuple[Any, Any]], values: dict[str, Any], prefix: str
 ) -> dict[str, Any]:
-    """Return `values`, converted to `types` (name -> hint, default or `REQUIRED`) and completed."""
+    """Return values converted to their types, and completed by their defaults.
+
+    Args:
+        types: name -> (type hint, default or `REQUIRED`).
+        values: the values, by name.
+        prefix: section of the names, for errors; '' for none.
+
+    Raises:
+        UserError: a name is not known, a value is missing, or a value does not have its type.
+    """
     dot = f"{prefix}." if prefix else ""
     if not isinstance(values, dict):
         raise UserError(f"{prefix}={values}: set one of its keys: {', '.join(types)}.")
     for key in values:
         if key not in types:
             raise unknown("key", f"{dot}{key}", [f"{dot}{name}" for name in types])
-    given = {key: values.get(key, default) for key, (_, default) in types.items()}
-    if lacking := [key for key, value in given.items() if value == REQUIRED]:
+    completed = {key: values.get(key, default) for key, (_, default) in types.items()}
+    if missing := [key for key, value in completed.items() if value == REQUIRED]:
         raise UserError(
-            f"{dot}{min(lacking)} has no value: set it in the recipe or on the command line."
+            f"{dot}{min(missing)} has no value: set it in the recipe or on the command line."
         )
-    return {key: check_value(f"{dot}{key}", types[key][0], value) for key, value in given.items()}
+    return {
+        key: check_value(f"{dot}{key}", types[key][0], value) for key, value in completed.items()
+    }
 
 
 @cache
-def hints_of(described: Any) -> dict[str, Any]:
-    """Return the type hints of a class or a function with what annotates them."""
-    return get_type_hints(described, include_extras=True)
+def hints_of(builder: Any) -> dict[str, Any]:
+    """Return the type hints of a class or function, with their annotated ranges."""
+    return get_type_hints(builder, include_extras=True)
 
 
 @cache
@@ -75,10 +86,19 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def check_value(key: str, hint: Any, value: Any) -> Any:
-    """Return one value, converted to its type, in the type's range."""
-    if "${" in str(value):  # of a record: whatever was composed here is resolved already
+    """Return a value converted to its type.
+
+    Args:
+        key: name of the value, for errors.
+        hint: type hint, which may include a range.
+        value: the value.
+
+    Raises:
+        UserError: the value does not have the type, or is out of range.
+    """
+    if "${" in str(value):  # only in a damaged record: a composed value is resolved already
         raise UserError(f"{setting(key, value)}: is not resolved; write the value itself.")
-    if str(value).lower() == "nan":  # which compares as false with every limit
+    if str(value).lower() == "nan":  # it would pass all limits, because comparisons are false
         raise UserError(f"{setting(key, value)}: must be a number.")
     try:
         checked = _adapter(hint).validate_python(value)
@@ -91,4 +111,4 @@ def check_value(key: str, hint: Any, value: Any) -> Any:
         rules = [fault["msg"].removeprefix("Value error, ") for fault in faults]
         rule = "; or ".join(rules).replace("Input should", "must")
         raise UserError(f"{setting(key, value)}: {rule}.") from None
-    return checked + 0.0 if type(checked) is float else checked  # no -0
+    return checked + 0.0 if type(checked) is float else checked  # -0.0 becomes 0.0

@@ -1,8 +1,8 @@
-"""Checks the words of a command line, and recipes from files, before Hydra reads them.
+"""Check the words of a command line, and recipes from files, before Hydra reads them.
 
-Hydra would call what a `_target_` names, write its logs anywhere, and read the environment. So the
-only Hydra key that a recipe may have is `hydra.sweeper.params`, and the only resolvers are
-`RESOLVERS`. An error of Hydra's becomes one sentence.
+Hydra would call anything that a `_target_` names, write its logs anywhere, and read environment
+variables. So the only key of Hydra that a recipe may have is `hydra.sweeper.params`, and the only
+resolvers are `RESOLVERS`. Each error of Hydra becomes one sentence.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from zdp_bench.config.schema import GROUPS, PLUGINS, SECTIONS, Scalars
 from zdp_bench.errors import UserError, first_line, unknown
 from zdp_bench.foreign_files import parse_yaml, read_text
 
-MOST_TEXT = 1 << 15
-MOST_VALUES = 1_000
-MOST_REFERENCES = 16  # of one key to another; nested ones grow exponentially, as YAML aliases do
+MAX_TEXT = 1 << 15  # bytes of a recipe
+MAX_VALUES = 1_000  # in a recipe
+MAX_REFERENCES = 16  # to other keys; nested ones grow exponentially, as YAML aliases do
 KEYS = {*GROUPS, *SECTIONS, *(field.name for field in fields(Scalars))} - {"paths"}
 RESOLVERS = "oc.select or choose"
 REFERENCE = re.compile(r"\$\{(?:choose:|(?:oc\.select:)?(\w+)[\w.]*[,}])")
-NOT_NAMES = {"nan", "inf", "true", "false", "null"}  # Hydra reads them as values
-CHOICES = ("recipe", "launcher", *GROUPS)  # a run chooses one name of each
-# How to combine several of a group.
-SEVERAL = {
+NOT_NAMES = {"nan", "inf", "true", "false", "null"}  # Hydra reads these as values
+CHOICES = ("recipe", "launcher", *GROUPS)  # groups of which a run chooses one name
+# group -> how to combine several plug-ins of it, for errors
+COMBINING = {
     "representation": " For several side by side, add representation=joined "
     "'representation.parts=[scattering,patches]'."
 }
@@ -45,13 +45,14 @@ LAUNCHING = ("hydra.launcher.", "hydra/launcher", "hydra.sweeper.")
 
 
 def read_words(words: Sequence[str], sweep: bool = False) -> list[Override]:
-    """Return the overrides that words describe; register recipes from files with Hydra.
+    """Parse and check overrides, and register recipes from files with Hydra.
 
     Args:
-        sweep: Whether words may have several values, and configure a launcher.
+        words: the overrides, such as "seed=1".
+        sweep: whether overrides may have several values, and configure a launcher. Default: False.
 
     Raises:
-        UserError: A word is not an override, would run a program, or names something that does not
+        UserError: a word is not an override, would run a program, or names something that does not
             exist; or a recipe's file is not valid.
     """
     overrides = parse_words([_adopt_all(word) for word in words])
@@ -61,7 +62,7 @@ def read_words(words: Sequence[str], sweep: bool = False) -> list[Override]:
 
 
 def parse_words(words: Sequence[str]) -> list[Override]:
-    """Return the overrides that words describe."""
+    """Parse overrides without checking them."""
     return [_parse_word(word) for word in words]
 
 
@@ -115,9 +116,9 @@ def _check_choice(override: Override) -> None:
     """Reject a name that is not in a group, and several choices of one group."""
     word, group, value = override.input_line, str(override.key_or_group), override.value()
     if override.is_add() or isinstance(value, list | dict):
-        several = SEVERAL.get(group, "")
+        advice = COMBINING.get(group, "")
         raise UserError(
-            f"{word}: a run has one {group}; write {group}=NAME, or sweep with -m.{several}"
+            f"{word}: a run has one {group}; write {group}=NAME, or sweep with -m.{advice}"
         )
     choices = value.list if isinstance(value, ChoiceSweep) else [value]
     for choice in choices:
@@ -130,7 +131,7 @@ def _check_choice(override: Override) -> None:
 
 @contextmanager
 def readable_errors(overrides: Sequence[str]) -> Iterator[None]:
-    """Turn Hydra's and OmegaConf's exceptions into one sentence."""
+    """Turn exceptions of Hydra and OmegaConf into a `UserError` of one sentence."""
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
@@ -145,7 +146,7 @@ def readable_errors(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def _explain(error: Exception, overrides: Sequence[str]) -> str:
-    """Return Hydra's error as one sentence; of an unknown key, with the nearest known ones."""
+    """Return an error of Hydra as one sentence, with a suggestion for an unknown key."""
     while not str(error).strip() and isinstance(error.__cause__, Exception):
         error = error.__cause__  # Hydra wraps some errors in one without text
     unknown_key = re.search(r"Could not override '([^']+)'", str(error))
@@ -174,7 +175,7 @@ def _explain_unknown(key: str, overrides: Sequence[str]) -> str:
 
 
 def is_file_name(recipe: str) -> bool:
-    """Return True if the value of `recipe=` is a file, or several."""
+    """Return True if the value of `recipe=` names at least one file."""
     return any(part.endswith((".yaml", ".yml")) for part in recipe.split(","))
 
 
@@ -187,17 +188,17 @@ def _adopt_all(word: str) -> str:
 
 
 def _adopt(value: str) -> str:
-    """Register one recipe file with Hydra and return its name; a name stays as it is."""
+    """Register a recipe from a file with Hydra, and return its name. Return a name unchanged."""
     path, word = Path(value).expanduser(), f"recipe={value}"
     if not is_file_name(value):
         return value
-    text = read_text(path, MOST_TEXT)
+    text = read_text(path, MAX_TEXT)
     if not re.fullmatch(r"[A-Za-z]\w*", path.stem) or path.stem in {*NOT_NAMES, *files("recipe")}:
         raise UserError(
             f"{word}: rename the file: a recipe's name consists of letters, digits and _, and "
             "differs from zdp-bench's own recipes."
         )
-    body = parse_yaml(text, word, MOST_VALUES)
+    body = parse_yaml(text, word, MAX_VALUES)
     try:
         check_recipe(body)
     except UserError as error:
@@ -208,7 +209,7 @@ def _adopt(value: str) -> str:
 
 
 def check_recipe(body: Any) -> None:
-    """Reject a recipe that holds anything but keys of a run and their values."""
+    """Reject a recipe that contains anything but keys of a run, with plain values."""
     if not isinstance(body, dict):
         raise UserError("holds no keys of a run; see recipes/quickstart.yaml.")
     check_values(body)
@@ -221,28 +222,35 @@ def check_recipe(body: Any) -> None:
             raise unknown("key", str(key), KEYS)
 
 
-def check_values(node: Any, most: int = MOST_REFERENCES) -> None:
-    """Reject Hydra's own keys, and references to anything but other keys of the run."""
-    references = 0
+def check_values(node: Any, max_references: int = MAX_REFERENCES) -> None:
+    """Reject special keys of Hydra, and references to anything but other keys of the run.
+
+    Args:
+        node: the content of a recipe, or a part of it.
+        max_references: maximum number of references. Default: `MAX_REFERENCES`.
+    """
+    num_references = 0
     for key, value in _walk(node):
         if re.fullmatch(r"_\w+_", key):
             raise UserError(f"{key}: would run a program; remove it.")
-        for begun in re.finditer(r"\$\{", value):
-            named, references = REFERENCE.match(value, begun.start()), references + 1
-            if not named or (named[1] or "recipe") not in KEYS:
+        for opening in re.finditer(r"\$\{", value):
+            num_references += 1
+            reference = REFERENCE.match(value, opening.start())
+            # Group 1 is the section that a reference names; `choose` names none.
+            if not reference or (reference[1] or "recipe") not in KEYS:
                 raise UserError(
                     f"{value[:80]}: may name a key of the run as ${{SECTION.KEY}}, with "
                     f"{RESOLVERS} at most; write the value itself."
                 )
-    if references > most:
+    if num_references > max_references:
         raise UserError(
-            f"refers to other keys {references} times, where {most} are allowed; write "
-            "the values themselves."
+            f"refers to other keys {num_references} times, but at most {max_references} times are "
+            "allowed; write the values themselves."
         )
 
 
 def _walk(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every key of a nested value, and every text with its key."""
+    """Yield (key, "") for each key of a nested value, and (key, text) for each text in it."""
     if isinstance(node, dict):
         for name, inner in node.items():
             yield str(name), ""
@@ -256,7 +264,7 @@ def _walk(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _check_defaults(node: Any) -> None:
-    """Reject entries other than `_self_` and `override /GROUP: NAME` of a known group and name."""
+    """Reject entries other than `_self_` and `override /GROUP: NAME`, or with an unknown name."""
     for entry in node if isinstance(node, list) else [node]:
         pairs = entry.items() if isinstance(entry, dict) else [(entry, None)]
         for key, name in pairs:
@@ -272,13 +280,13 @@ def _check_defaults(node: Any) -> None:
 
 
 def _check_sweep(node: Any) -> None:
-    """Reject all of Hydra's keys except a sweep over keys of the run."""
-    given = node
+    """Reject all keys of Hydra except a sweep over keys of the run."""
+    params = node
     for key in ("sweeper", "params"):
-        if not isinstance(given, dict) or list(given) != [key]:
-            raise UserError("hydra: a recipe may contain hydra.sweeper.params only.")
-        given = given[key]
-    for key, value in given.items() if isinstance(given, dict) else [("", given)]:
+        if not isinstance(params, dict) or list(params) != [key]:
+            raise UserError("hydra: a recipe may only contain hydra.sweeper.params.")
+        params = params[key]
+    for key, value in params.items() if isinstance(params, dict) else [("", params)]:
         if str(key).partition(".")[0] not in KEYS - {"recipe"}:
             raise unknown("key of hydra.sweeper.params,", str(key), KEYS)
         read_words([f"{key}={value}"], sweep=True)

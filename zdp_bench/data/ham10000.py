@@ -1,11 +1,11 @@
-"""HAM10000's dermatoscopic pictures, labelled melanoma or not (Tschandl et al. 2018).
+"""Dermatoscopic pictures of HAM10000, labelled melanoma or not (Tschandl et al. 2018).
 
     ham10000/HAM10000_metadata.csv
     ham10000/HAM10000_images_part_1|HAM10000_images_part_2/ISIC_0024306.jpg
 
-The release states the lesion of each picture (`lesion_id`), but not the patient. The owner of a
-picture is therefore its lesion; two lesions may be the same person's. The release has no parts, so
-lesions are split here. Validation pictures are not covered by ε.
+The published table states the lesion of each picture (`lesion_id`), but not the patient. So the
+owner of a picture is its lesion, and two lesions may be of the same person. The published data are
+not split, so lesions are split here. ε does not cover validation pictures.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ FOLDER = Path("ham10000")
 METADATA = "HAM10000_metadata.csv"
 PARTS = ("HAM10000_images_part_1", "HAM10000_images_part_2")
 COLUMNS = ("lesion_id", "image_id", "dx")
-# The release's seven diagnoses; mel is melanoma.
+# The seven published diagnoses; mel is melanoma.
 DIAGNOSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 IMAGE = re.compile(r"ISIC_\d{7}")
-# Of the release
+# Numbers of the published data.
 NUM_PICTURES = 10_015
 NUM_LESIONS = 7_470
 MAX_PER_LESION = 6
@@ -68,7 +68,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Picture:
-    """A file with the lesion that it shows and its diagnosis."""
+    """A file, the lesion that it shows, and the diagnosis."""
 
     path: Path
     lesion: str
@@ -81,12 +81,13 @@ class Ham10000(Dataset):
     """Pictures, float32 [3, size, size], stored as bytes.
 
     Args:
-        size: rows and columns of an example.
-        target: "melanoma", where label 1 is melanoma, or "diagnosis", the index of one of the
-            release's seven diagnoses.
-        test_share: fraction of the pictures to test on, as whole lesions.
-        validation_share: fraction of the remaining pictures to validate on, as whole lesions.
-        split_seed: seed that draws the lesions.
+        size: number of rows and of columns of an example. Default: 224.
+        target: "melanoma", whose label is 1 for melanoma, or "diagnosis", whose label is an index
+            in `DIAGNOSES`. Default: "melanoma".
+        test_share: fraction of the pictures to test on, in whole lesions. Default: 0.2.
+        validation_share: fraction of the remaining pictures to validate on, in whole lesions.
+            Default: 0.
+        split_seed: seed that draws the lesions. Default: 0.
     """
 
     size: Pixels = 224
@@ -100,10 +101,13 @@ class Ham10000(Dataset):
         return 1 if self.target == "melanoma" else len(DIAGNOSES)
 
     def split(self, lesions: list[str]) -> dict[str, np.ndarray]:
-        """Draw the rows of each part, as whole lesions.
+        """Draw the pictures of each part, in whole lesions.
 
         Args:
             lesions: lesion of each picture.
+
+        Returns:
+            Part -> indices of its pictures.
         """
         rows = np.arange(len(lesions))
         is_test = hold_out_owners(lesions, self.test_share, self.split_seed)
@@ -111,15 +115,20 @@ class Ham10000(Dataset):
         rule = f"leaves {len(rest)} pictures to train and {is_test.sum()} to test"
         require(0 < len(rest) < len(rows), "dataset.test_share", self.test_share, rule)
         remaining = [lesions[row] for row in rest]
-        held = hold_out_owners(remaining, self.validation_share, self.split_seed)
+        is_validation = hold_out_owners(remaining, self.validation_share, self.split_seed)
         rule = f"leaves none of {len(rest)} pictures to train on"
-        require(not held.all(), "dataset.validation_share", self.validation_share, rule)
-        return {"train": rest[~held], "validation": rest[held], "test": rows[is_test]}
+        require(not is_validation.all(), "dataset.validation_share", self.validation_share, rule)
+        return {
+            "train": rest[~is_validation],
+            "validation": rest[is_validation],
+            "test": rows[is_test],
+        }
 
     def load(self, root: Path) -> Splits:
-        """Load the pictures; 'official' if there are as many of them and lesions as in the release.
+        """Load the pictures.
 
-        The release has no checksums.
+        No checksums are published. So the data are 'official' if they have the published numbers
+        of pictures and lesions.
         """
         home = root / FOLDER
         size = self.size
@@ -170,13 +179,13 @@ class Ham10000(Dataset):
         pictures: Sequence[Picture],
         parts: dict[str, Part],
     ) -> list[str]:
-        """Return the notes on what was read."""
+        """Return the notes of the record on the pictures and the parts."""
         lesions = len({picture.lesion for picture in pictures})
         melanomas = sum(picture.diagnosis == "mel" for picture in pictures)
         notes = [f"{len(pictures):,} pictures of {lesions:,} lesions, {melanomas:,} of melanomas"]
         if (len(pictures), lesions) != (NUM_PICTURES, NUM_LESIONS):
             notes.append(
-                f"a part of the release's {NUM_PICTURES:,} pictures of {NUM_LESIONS:,} lesions"
+                f"a part of the {NUM_PICTURES:,} published pictures of {NUM_LESIONS:,} lesions"
             )
         stored = describe_size(pictures[0].path)
         notes.append(f"pictures stored at {stored} (the first), read at {self.size}²")
@@ -203,18 +212,19 @@ class Ham10000(Dataset):
 
 
 def describe_copies(pictures: Sequence[Picture], digests: Sequence[str]) -> list[str]:
-    """Return a note, and warn, if pictures of several lesions have the same bytes.
+    """Return a note, and warn, if pictures of different lesions have the same bytes.
 
-    The release may have some. Which of the lesions is meant nobody knows, so none is dropped.
+    The published data may have such pictures. None is dropped, because it is not known which of the
+    lesions they show.
     """
-    firsts: dict[str, Picture] = {}
-    copies = 0
+    first_of: dict[str, Picture] = {}  # digest -> the first picture that has it
+    num_copies = 0
     for picture, content in zip(pictures, digests, strict=True):
-        first = firsts.setdefault(content, picture)
+        first = first_of.setdefault(content, picture)
         if first.lesion == picture.lesion:
             continue
-        copies += 1
-        if copies == 1:
+        num_copies += 1
+        if num_copies == 1:
             log.warning(
                 "%s: is the same picture as %s, of lesion %s, so that one lesion counts as two; "
                 "remove one with its row in %s",
@@ -223,17 +233,17 @@ def describe_copies(pictures: Sequence[Picture], digests: Sequence[str]) -> list
                 first.lesion,
                 METADATA,
             )
-    if not copies:
+    if not num_copies:
         return []
-    return [f"{copies} copies of another lesion's picture, so that one lesion counts as two"]
+    return [f"{num_copies} copies of another lesion's picture, so that one lesion counts as two"]
 
 
 def list_pictures(home: Path) -> list[Picture]:
-    """List the pictures that the metadata names, sorted by name; none is opened.
+    """List the pictures in the metadata, sorted by name, without opening them.
 
     Raises:
-        UserError: a picture is missing, in neither or both folders, or not in the metadata; or a
-            row is damaged.
+        UserError: a picture is in neither folder, in both, or not in the metadata; or a row is
+            damaged.
     """
     table = home / METADATA
     if not table.is_file():
@@ -243,7 +253,7 @@ def list_pictures(home: Path) -> list[Picture]:
     for name in rows:
         if name not in paths:
             raise UserError(
-                f"{home}: {name}.jpg is in neither {PARTS[0]} nor {PARTS[1]}, and {METADATA} names "
+                f"{home}: {name}.jpg is in neither {PARTS[0]} nor {PARTS[1]}, but {METADATA} names "
                 "it; put it there, or remove its row."
             )
     for name, path in paths.items():
@@ -253,7 +263,7 @@ def list_pictures(home: Path) -> list[Picture]:
 
 
 def find_files(home: Path) -> dict[str, Path]:
-    """Return the file of each picture by its name, of either folder."""
+    """Return name -> path of the pictures in both folders."""
     paths: list[Path] = []
     for folder in (home / part for part in PARTS):
         if folder.is_dir():
@@ -268,13 +278,17 @@ def _is_picture(path: Path) -> bool:
 
 
 def read_metadata(table: Path) -> dict[str, tuple[str, str]]:
-    """Return lesion and diagnosis by picture."""
+    """Return picture -> (lesion, diagnosis).
+
+    Raises:
+        UserError: the table lacks a column, or a row is damaged or repeated.
+    """
     lines = csv.DictReader(read_text(table, MAX_METADATA).splitlines(), strict=True)
     rows: dict[str, tuple[str, str]] = {}
     with reading(table):
         columns = lines.fieldnames or []
-        lacking = [column for column in COLUMNS if columns.count(column) != 1]
-        expect(not lacking, f"has no column {', '.join(lacking)}, or several")
+        wrong = [column for column in COLUMNS if columns.count(column) != 1]
+        expect(not wrong, f"has no column {', '.join(wrong)}, or several")
         for line in lines:
             where = f"in line {lines.line_num}"
             expect(None not in line, f"has more cells than columns {where}")

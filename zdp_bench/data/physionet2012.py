@@ -1,12 +1,12 @@
 """Deaths in intensive care, from the PhysioNet/CinC Challenge 2012 (Silva et al. 2012).
 
-    physionet2012/set-a/132539.txt, ...     48 hours of one patient; set-a trains, set-b tests
+    physionet2012/set-a/132539.txt, ...     48 hours of one patient; train on set-a, test on set-b
     physionet2012/Outcomes-a.txt, ...       who died in hospital
 
 Each patient has one record, with up to 37 variables at irregular times. The features of a variable
 are its mean, minimum, maximum, last value, mean after 24 hours and standard deviation, and whether
 it was measured. Values are standardised with public ranges (`RANGES`), and missing values become
-the middle of the range. The features of a patient therefore depend on that patient only.
+the middle of the range. So the features of a patient depend on this patient only.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from zdp_bench.registry import register
 
 FOLDER = Path("physionet2012")
 SETS = ("a", "b")
-PATIENTS = 4000  # in each set of the release
-DEATHS = {"a": 554, "b": 568}  # in hospital, in each set of the release
+NUM_PATIENTS = 4000  # in each published set
+NUM_DEATHS = {"a": 554, "b": 568}  # deaths in hospital in each published set
 HEADER = "Time,Parameter,Value"
 OUTCOMES = ["RecordID", "SAPS-I", "SOFA", "Length_of_stay", "Survival", "In-hospital_death"]
 TIME = re.compile(r"(\d\d):([0-5]\d)")
-HOURS = 48  # that a record covers
-DAY = 24 * 60  # minutes
-LIMIT = 2.0  # absolute value of a standardised value
-MAX_VALUE = 1e6  # of any variable
+MAX_HOURS = 48  # length of a record
+MINUTES_PER_DAY = 24 * 60
+LIMIT = 2.0  # maximum absolute value of a standardised value
+MAX_VALUE = 1e6  # maximum of any variable
 DESCRIPTORS = ("RecordID", "Age", "Gender", "Height", "ICUType")
-UNITS = (1, 2, 3, 4)  # ICUType: coronary, cardiac surgery, medical, surgical
-CODES = {"Gender": (0, 1), "ICUType": UNITS}  # a negative code means unknown
+ICU_TYPES = (1, 2, 3, 4)  # ICUType: coronary, cardiac surgery, medical, surgical
+CODES = {"Gender": (0, 1), "ICUType": ICU_TYPES}  # a negative code means unknown
 STATISTICS = ("mean", "minimum", "maximum", "last", "mean after 24 h", "deviation", "measured")
-FEATURES_VERSION = 1
+FEATURES_VERSION = 1  # increment when features change; part of the cache key
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ class Range:
         return np.clip((values - middle) / (high - low), -LIMIT, LIMIT)
 
 
-# The ends are those of adult reference ranges, rounded (American Board of Internal Medicine 2024,
-# Harrison's Principles, MSD Manual), unless a comment names another source. Points are those of
-# SOFA (Vincent et al. 1996, in Singer et al. 2016), SAPS II (Le Gall et al. 1993), APACHE II (Knaus
-# et al. 1985) and APACHE III (Knaus et al. 1991, as in MIMIC's code). SSC is the Surviving Sepsis
+# Unless a comment names another source, the ends are rounded reference ranges of adults (American
+# Board of Internal Medicine 2024, Harrison's Principles, MSD Manual). "Points" are those of SOFA
+# (Vincent et al. 1996, in Singer et al. 2016), SAPS II (Le Gall et al. 1993), APACHE II (Knaus et
+# al. 1985) and APACHE III (Knaus et al. 1991, as in MIMIC's code). SSC is the Surviving Sepsis
 # Campaign (Dellinger et al. 2013). No range was computed from the records. Points, SSC, TRICC and
 # the ARDS Network's target were looked up. Reference ranges and the other limits were written from
 # memory, and no clinician has reviewed them.
@@ -118,15 +118,22 @@ RANGES = {
     "WBC": Range(4, 20, is_log=True),  # 1000/µL; SAPS II: points from 20
     "Weight": Range(50, 100),  # kg; round
 }
-AGE, HEIGHT = Range(50, 80), Range(160, 180)  # years, cm; round
-FEATURES = len(RANGES) * len(STATISTICS) + 3 + len(UNITS)
+AGE = Range(50, 80)  # years; round
+HEIGHT = Range(160, 180)  # cm; round
+NUM_FEATURES = len(RANGES) * len(STATISTICS) + 3 + len(ICU_TYPES)
 
 Record = dict[str, tuple[np.ndarray, np.ndarray]]  # variable -> minutes, values
 
 
 @dataclass(frozen=True)
 class Patient:
-    """One record and its outcome."""
+    """The record of a patient, and its outcome.
+
+    Attributes:
+        path: path of the record, below the folder of the data set.
+        number: RecordID of the patient.
+        died: whether the patient died in hospital.
+    """
 
     path: Path
     number: str
@@ -136,12 +143,13 @@ class Patient:
 @register("dataset", "physionet2012")
 @dataclass(frozen=True, kw_only=True)
 class Physionet2012(Dataset):
-    """Features of patients, float32 [FEATURES]; label 1 is death in hospital.
+    """Features of patients, float32 [NUM_FEATURES]; label 1 is death in hospital.
 
     Args:
-        validation_share: fraction of set-a's patients to validate on.
-        split_seed: seed that draws them.
-        norm: L2 norm to which the features of every patient are scaled. None: no scaling.
+        validation_share: fraction of the patients in set-a to validate on. Default: 0.
+        split_seed: seed that draws the validation patients. Default: 0.
+        norm: L2 norm to which the features of each patient are scaled. None: no scaling. Default:
+            5.
     """
 
     validation_share: PublicFraction = 0.0
@@ -149,9 +157,10 @@ class Physionet2012(Dataset):
     norm: Annotated[float, Interval(ge=1e-12, le=1e12)] | None = 5.0
 
     def load(self, root: Path) -> Splits:
-        """Load the records; 'official' if numbers of patients and deaths are the release's.
+        """Load the records.
 
-        The release has no checksums.
+        No checksums are published. So the data are 'official' if they have the published numbers
+        of patients and deaths.
         """
         home = root / FOLDER
         sets = {name: list_patients(home, name) for name in SETS}
@@ -163,24 +172,24 @@ class Physionet2012(Dataset):
         targets = torch.tensor([int(patient.died) for patient in patients])
         names, owners = np.unique([patient.number for patient in patients], return_inverse=True)
         whole = Examples(inputs, targets, torch.from_numpy(owners))
-        is_held = self.hold_out([patient.number for patient in sets["a"]])
-        train = take(whole, np.flatnonzero(~is_held))
-        validation = take(whole, np.flatnonzero(is_held))
-        test = take(whole, np.arange(len(is_held), len(patients)))
+        is_validation = self.hold_out([patient.number for patient in sets["a"]])
+        train = take(whole, np.flatnonzero(~is_validation))
+        validation = take(whole, np.flatnonzero(is_validation))
+        test = take(whole, np.arange(len(is_validation), len(patients)))
         deaths = {name: sum(patient.died for patient in sets[name]) for name in SETS}
         counts = {name: len(sets[name]) for name in SETS}
-        is_whole = deaths == DEATHS and counts == dict.fromkeys(SETS, PATIENTS)
+        is_whole = deaths == NUM_DEATHS and counts == dict.fromkeys(SETS, NUM_PATIENTS)
         outcomes = ":".join(sha256(home / f"Outcomes-{name}.txt") for name in SETS)
         options = (self.validation_share, self.split_seed, self.norm)
         return Splits(
             train,
             test,
-            input_shape=(FEATURES,),
+            input_shape=(NUM_FEATURES,),
             outputs=1,
             provenance="official" if is_whole else "derived",
             digest=digest(f"{features}:{outcomes}:{options!r}"),
-            notes=f"a record each of {len(train):,} patients to train, {len(validation):,} to "
-            f"validate (public), {len(test):,} to test; {deaths['a']:,} of set-a and "
+            notes=f"one record per patient: {len(train):,} patients to train, {len(validation):,} "
+            f"to validate (public), {len(test):,} to test; {deaths['a']:,} of set-a and "
             f"{deaths['b']:,} of set-b died in hospital",
             validation=validation if len(validation) else None,
             owner_names=names.tolist(),
@@ -191,13 +200,13 @@ class Physionet2012(Dataset):
         paths: list[Path],
         name: str,
     ) -> torch.Tensor:
-        """Load the features of records, float32 [n, FEATURES], from the cache.
+        """Load the features of records, float32 [n, NUM_FEATURES], from the cache.
 
         Args:
             paths: paths of the records.
-            name: identifies records, ranges and version, for the cache.
+            name: text that identifies records, ranges and version, for the cache key.
         """
-        shape = (len(paths), FEATURES)
+        shape = (len(paths), NUM_FEATURES)
         blocks = (make_features(path)[None] for path in paths)
         rows = torch.from_numpy(load_or_make("stays", digest(name), shape, np.float32, blocks))
         if self.norm is None:
@@ -205,49 +214,54 @@ class Physionet2012(Dataset):
         return rows * (self.norm / rows.norm(dim=1, keepdim=True).clamp(min=1e-6))
 
     def hold_out(self, numbers: list[str]) -> np.ndarray:
-        """Draw the patients of set-a to validate on: return True for each of them."""
-        held = hold_out_owners(numbers, self.validation_share, self.split_seed)
+        """Draw the validation patients of set-a, and return whether each patient is one [n].
+
+        Args:
+            numbers: RecordID of each patient.
+        """
+        is_validation = hold_out_owners(numbers, self.validation_share, self.split_seed)
         rule = f"leaves none of {len(numbers)} patients to train on"
-        require(not held.all(), "dataset.validation_share", self.validation_share, rule)
-        return held
+        require(not is_validation.all(), "dataset.validation_share", self.validation_share, rule)
+        return is_validation
 
     def released(self, root: Path) -> DatasetInfo | None:
         if (root / FOLDER).is_dir():
             return None
-        held = int(self.hold_out([str(number) for number in range(PATIENTS)]).sum())
+        numbers = [str(number) for number in range(NUM_PATIENTS)]
+        num_validation = int(self.hold_out(numbers).sum())
         return DatasetInfo(
-            train=PATIENTS - held,
-            test=PATIENTS,
-            validation=held,
-            input_shape=(FEATURES,),
+            train=NUM_PATIENTS - num_validation,
+            test=NUM_PATIENTS,
+            validation=num_validation,
+            input_shape=(NUM_FEATURES,),
             outputs=1,
-            owners=PATIENTS - held,
+            owners=NUM_PATIENTS - num_validation,
         )
 
 
 def take(whole: Examples, rows: np.ndarray) -> Examples:
-    """Return the examples at some rows."""
+    """Return a copy of the examples with these indices."""
     assert whole.groups is not None
-    chosen = torch.from_numpy(rows)
-    return Examples(whole.inputs[chosen], whole.targets[chosen], whole.groups[chosen])
+    indices = torch.from_numpy(rows)
+    return Examples(whole.inputs[indices], whole.targets[indices], whole.groups[indices])
 
 
 def list_patients(home: Path, name: str) -> list[Patient]:
     """List the patients of a set, sorted by number, without opening their records.
 
     Raises:
-        UserError: The folder or the outcomes are missing, or belong to different patients.
+        UserError: the folder or the outcomes are missing, or belong to different patients.
     """
     folder, table = home / f"set-{name}", home / f"Outcomes-{name}.txt"
-    for place in (folder, table):
-        if not place.exists():
-            raise absent(place, "physionet2012")
+    for path in (folder, table):
+        if not path.exists():
+            raise absent(path, "physionet2012")
     died = read_outcomes(table)
     paths = list_files(
         folder,
         home,
         lambda path: path.suffix == ".txt" and path.stem in died,
-        f"is no record of a patient in {table.name}",
+        f"is not the record of a patient in {table.name}",
     )
     numbers = {path.stem for path in paths}
     for number in died:
@@ -260,7 +274,7 @@ def list_patients(home: Path, name: str) -> list[Patient]:
 
 
 def read_outcomes(table: Path) -> dict[str, bool]:
-    """Read who died in hospital: number of the patient -> died."""
+    """Return number of the patient -> whether the patient died in hospital."""
     lines = csv.reader(read_text(table).splitlines(), strict=True)
     died: dict[str, bool] = {}
     with reading(table):
@@ -278,22 +292,25 @@ def read_outcomes(table: Path) -> dict[str, bool]:
 
 
 def make_features(path: Path) -> np.ndarray:
-    """Return a patient's features, float32 [FEATURES]."""
+    """Return the features of a patient, float32 [NUM_FEATURES]."""
     record = read_record(path)
-    parts = [summarise(record.get(name), of) for name, of in RANGES.items()]
+    parts = [summarise(record.get(name), range_) for name, range_ in RANGES.items()]
     return np.concatenate([*parts, describe(record)]).astype(np.float32)
 
 
-def summarise(measured: tuple[np.ndarray, np.ndarray] | None, of: Range) -> np.ndarray:
-    """Return the `STATISTICS` of a variable; what is missing is the middle of its range.
+def summarise(series: tuple[np.ndarray, np.ndarray] | None, usual: Range) -> np.ndarray:
+    """Return the `STATISTICS` of a variable.
 
-    A variable that was not measured after 24 hours keeps its last value.
+    Args:
+        series: minutes and values; None if the variable was not measured, which gives the middle of
+            its range. If nothing was measured after 24 hours, the last value replaces that mean.
+        usual: range of the variable.
     """
-    if measured is None:
+    if series is None:
         return np.array([0, 0, 0, 0, 0, 0, -0.5])
-    minutes, values = measured
-    scaled = of.standardise(values)
-    late = scaled[minutes >= DAY]
+    minutes, values = series
+    scaled = usual.standardise(values)
+    late = scaled[minutes >= MINUTES_PER_DAY]
     return np.array(
         [
             scaled.mean(),
@@ -308,7 +325,10 @@ def summarise(measured: tuple[np.ndarray, np.ndarray] | None, of: Range) -> np.n
 
 
 def describe(record: Record) -> np.ndarray:
-    """Return age, sex, height and unit, which are −1 in the release where they are not known."""
+    """Return age, sex, height and type of the unit, float64 [3 + len(ICU_TYPES)], 0 if not known.
+
+    The published records state −1 for an unknown value, which `read_record` leaves out.
+    """
     known = {}
     for name in DESCRIPTORS:
         if name in record:
@@ -317,14 +337,17 @@ def describe(record: Record) -> np.ndarray:
     age = AGE.standardise(known["Age"]) if "Age" in known else 0
     height = HEIGHT.standardise(known["Height"]) if "Height" in known else 0
     sex = known["Gender"] - 0.5 if "Gender" in known else 0
-    is_unit = [known.get("ICUType") == unit for unit in UNITS]
-    return np.array([age, sex, height, *is_unit])
+    is_icu_type = [known.get("ICUType") == icu_type for icu_type in ICU_TYPES]
+    return np.array([age, sex, height, *is_icu_type])
 
 
 def read_record(path: Path) -> Record:
-    """Return minutes and values of each variable, in time's order, without negative values.
+    """Read minutes and values of each variable, sorted by time.
 
-    Those are the release's mark for what is not known.
+    Negative values are left out, because they stand for unknown values.
+
+    Raises:
+        UserError: a line is damaged, or the record is not that of the patient in its name.
     """
     lines = read_text(path).splitlines()
     minutes: dict[str, list[int]] = {}
@@ -332,13 +355,14 @@ def read_record(path: Path) -> Record:
     with reading(path):
         expect(bool(lines) and lines[0] == HEADER, f"does not begin with {HEADER}")
         for number, (minute, name, value) in enumerate(parse_lines(lines[1:]), 2):
-            is_own = name != "RecordID" or value == int(path.stem)
-            expect(is_own, f"has the RecordID {value:g} in line {number}, and another name")
+            has_own_number = name != "RecordID" or value == int(path.stem)
+            rule = f"has the RecordID {value:g} in line {number}, but another name"
+            expect(has_own_number, rule)
             if value < 0:
                 continue
             minutes.setdefault(name, []).append(minute)
             values.setdefault(name, []).append(value)
-        expect(len(values.get("RecordID", ())) == 1, "has not one RecordID")
+        expect(len(values.get("RecordID", ())) == 1, "does not have exactly one RecordID")
         for name, allowed in CODES.items():
             rule = f"has a value of {name} other than {', '.join(map(str, allowed))}"
             expect(set(values.get(name, ())) <= set(allowed), rule)
@@ -350,7 +374,7 @@ def read_record(path: Path) -> Record:
 
 
 def parse_lines(lines: Sequence[str]) -> Iterator[tuple[int, str, float]]:
-    """Yield minute, variable and value of each line."""
+    """Yield minute, variable and value of each line of a record below its header."""
     for number, line in enumerate(lines, 2):
         where = f"in line {number}"
         cells = line.split(",")
@@ -358,7 +382,7 @@ def parse_lines(lines: Sequence[str]) -> Iterator[tuple[int, str, float]]:
         time, name, value = cells
         clock = TIME.fullmatch(time)
         minute = 60 * int(clock[1]) + int(clock[2]) if clock else -1
-        expect(0 <= minute <= 60 * HOURS, f"has the time '{time}' {where}, not 00:00 to 48:00")
+        expect(0 <= minute <= 60 * MAX_HOURS, f"has the time '{time}' {where}, not 00:00 to 48:00")
         expect(name in RANGES or name in DESCRIPTORS, f"has the variable '{name}' {where}")
         try:
             measured = float(value)

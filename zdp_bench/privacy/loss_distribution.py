@@ -227,14 +227,14 @@ def shared_width(
 
     It is small beside the mean spread of a step's loss, as far as the number of cells allows.
     """
-    every = sum(steps for _, _, steps in kinds)
+    num_steps = sum(steps for _, _, steps in kinds)
     variance = 0.0
     highest = -math.inf
     for z, drawn, steps in kinds:
-        extent = _extent(z, drawn, every, delta)
+        extent = _extent(z, drawn, num_steps, delta)
         variance += steps * extent.spread**2
         highest = max(highest, extent.highest)
-    finest = math.sqrt(variance / every) / MIXED
+    finest = math.sqrt(variance / num_steps) / MIXED
     return _width(finest, highest, math.sqrt(variance), CELLS)
 
 

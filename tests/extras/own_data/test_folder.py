@@ -497,7 +497,9 @@ def test_what_fits_no_reference_is_refused(films: Path, tmp_path: Path) -> None:
     assert_refused(lambda: folder(films).load(tmp_path), "clean/03.png", says)
     make.write_nifti(tmp_path / "clean/03.nii.gz", 3)
     films.write_text(films.read_text().replace("clean/03.png", "clean/03.nii.gz"))
-    assert_refused(lambda: folder(films).load(tmp_path), "03.nii.gz", "it is of kind volume")
+    assert_refused(
+        lambda: folder(films).load(tmp_path), "03.nii.gz", "is of kind volume, not picture"
+    )
     films.write_text("path,reference,mask\na.png,b.png,c.png\n")
     assert_refused(lambda: folder(films).load(tmp_path), "films.csv", "or path and reference")
     lines = [f"{make.write_wav(tmp_path / f'{n}.wav', 3).name},{n}.wav" for n in range(4)]

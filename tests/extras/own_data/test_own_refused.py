@@ -71,7 +71,7 @@ def test_a_mask_that_is_damaged_lossy_or_in_colour_is_refused(tmp_path: Path) ->
     assert_refused(lambda: data.load(tmp_path), "masks/p3.png", "a colour picture")
     mask.unlink()
     Image.fromarray(np.zeros((10, 12), dtype=np.uint8)).save(mask.with_suffix(".jpg"))
-    assert_refused(lambda: data.load(tmp_path), "p3.jpg", "it is of kind picture")
+    assert_refused(lambda: data.load(tmp_path), "p3.jpg", "is of kind picture, not grey PNG")
     mask.with_suffix(".jpg").unlink()
     deep = np.zeros((10, 12), dtype=np.uint16)
     deep[:, :6] = 1  # of 65,535: a label, not a grey
@@ -166,7 +166,7 @@ LISTS: list[tuple[str, str]] = [
     (TABLE.replace("a1.png;9;0", "a1.png;9;1"), "names a1.png twice"),  # as two radiologists do
     (TABLE.replace("Label", "target"), r"has the columns Path, x, target, .* Rename your columns"),
     (TABLE.replace(";x;", ";label;"), "has several columns 'label'; leave one"),
-    (TABLE.replace("PATIENT", "patients"), "has a column 'patients', .* Is it patient"),
+    (TABLE.replace("PATIENT", "patients"), "unknown column 'patients'. Is it patient"),
 ]
 
 

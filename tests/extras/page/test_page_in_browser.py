@@ -224,7 +224,7 @@ def test_runs_without_epsilon_or_epochs_have_no_curve_against_it(
         page = seen.page
         assert [name for name, _ in page.evaluate(CURVES)] == ["plain, seed 1"]
         page.select_option("#curves-across", "epsilon_tight")
-        assert "None of these runs has curves against this." in page.inner_text("#curves-note")
+        assert "None of these runs has a curve to draw here." in page.inner_text("#curves-note")
         page.fill("#search", "bare")
         page.click("#runs-table .tabulator-row >> nth=0 >> a")
         assert page.locator("#run-curves").count() == 0

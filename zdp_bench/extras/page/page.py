@@ -35,10 +35,10 @@ from zdp_bench.report.results import read_frame, tell_differences
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.tasks.metric import BUILT_IN, describe
 
-# The parts that show tables of other commands.
+# Descriptions of the page's parts with tables of other commands.
 COST = (
     "The test metric without privacy and at three tight ε. The number in brackets is the "
-    "share of the non-private gain over the trivial baseline that private training retains."
+    "fraction of the non-private gain over the trivial baseline that private training keeps."
 )
 EPSILON = "Each ε in five papers, how it is reproduced, and the tight ε of its mechanism."
 FACEOFF = "All algorithms on one network and data set at equal tight ε."

@@ -1,6 +1,6 @@
 """Write the model card of a run's record, or of your own loop's report.
 
-Its text is the template `templates/card.md`; model hubs read its YAML head.
+The text is in the template `templates/card.md`. Model hubs read the YAML head.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import to_json
 from zdp_bench.report.number_format import interval, name_one
 
+# (task, number of dimensions of an example) -> the task's name on model hubs
 HUB_TASKS = {
     ("classification", 3): "image-classification",
     ("binary_classification", 3): "image-classification",
     ("segmentation", 3): "image-segmentation",
     ("reconstruction", 3): "image-to-image",
-}  # (task, number of dimensions of an example) -> the model hub's name of the task
+}
+# source of the randomness -> what the card says about it
 VERDICTS = {
     "seeded": "**Not for release to an adversary.** Noise and batches follow from the seed: "
     "anyone who knows it, the configuration or code, and all data but one example can test "
@@ -35,9 +37,9 @@ VERDICTS = {
     "not stored. Train models that you publish with `secure=True`, which draws every number from "
     "the operating system.",
     "cryptographic": "Noise and batches come from the operating system's cryptographic randomness.",
-}  # by the source of the randomness
+}
 NOT_PRIVATE = "**Not private.** Some direction of a release has no noise: ε is ∞."
-# The keys of the record's section on privacy that the head states, in this order.
+# Keys of a record's `privacy` section that the head states, in this order.
 HEAD_KEYS = (
     "unit",
     "epsilon_of",
@@ -120,7 +122,7 @@ def _describe_run(record: Source) -> dict[str, Any]:
         "algorithm": config["algorithm"]["name"],
         "task": task,
         "pipeline": HUB_TASKS.get((task, dimensions)),
-        "one": one_owner,
+        "one_owner": one_owner,
         "owner": owner,
         "protected": "one example" if privacy["epsilon_of"] == "example" else owner,
         "kind": "cryptographic" if privacy["randomness"] == "cryptographic" else "seeded",
@@ -130,7 +132,7 @@ def _describe_run(record: Source) -> dict[str, Any]:
 
 
 def _head(source: Source, about: dict[str, Any]) -> dict[str, Any]:
-    """Return the card's head; it has no list of results if there are none, as hubs reject that."""
+    """Return the YAML head. It lacks the list of results if it would be empty: hubs reject that."""
     privacy, data, environment = source["privacy"], source["data"], source["environment"]
     head: dict[str, Any] = {"library_name": "zdp-bench"}
     if about["pipeline"]:

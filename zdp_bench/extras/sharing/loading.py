@@ -176,7 +176,7 @@ def _limit_parameters(max_count: int, error: UserError) -> Iterator[None]:
 def config_of(record: Document) -> Run:
     """Return the checked configuration of a record; missing keys have their defaults."""
     try:
-        check_values(record["config"], most=0)
+        check_values(record["config"], max_references=0)
     except UserError as error:
         raise UserError(f"{files.RECORD}: config: {error}") from None
     default = to_plain(compose(["recipe=quickstart"]))

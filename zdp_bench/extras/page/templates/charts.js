@@ -1,5 +1,5 @@
 "use strict";
-// The page's data, how its numbers are written, and the chart of runs by ε.
+// The page's data, the format of its numbers, and the chart of utility against ε.
 
 const revive = (key, value) => (value === "inf" ? Infinity : value === "nan" ? NaN : value);
 const PAGE = JSON.parse(document.getElementById("runs-data").textContent, revive);
@@ -8,7 +8,7 @@ const titleOf = (metric) => PAGE.metrics[metric][0];
 const inUnit = (value, metric) => (unitOf(metric) === "%" ? 100 * value : value);
 const axisOf = (metric) => `test ${titleOf(metric)}${unitOf(metric) ? `, ${unitOf(metric)}` : ""}`;
 
-// Three digits that never say less than was spent, as `privacy/statement.py` writes them.
+// Round ε up to three digits, so that it never states less than was spent; see privacy/statement.py.
 function roundUp(value) {
   const unit = 10 ** Math.max(0, 2 - Math.floor(Math.log10(value || 1)));
   return +(Math.ceil(+(value * unit).toPrecision(9)) / unit).toPrecision(12);
@@ -25,7 +25,7 @@ const WRITE = {
   date: (value) => String(value).slice(0, 10),
 };
 
-// Okabe and Ito's colours, which colour-blind readers tell apart; points tell them too.
+// The colours of Okabe and Ito, which colour-blind readers can distinguish. Points also differ in shape.
 const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8a8f98", "#B5A300"];
 const POINTS = ["circle", "rect", "triangle", "rectRot", "cross", "star", "rectRounded", "crossRot"];
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -51,32 +51,33 @@ Chart.defaults.plugins.legend.position = "bottom";
 Object.assign(Chart.defaults.plugins.legend.labels, { usePointStyle: true, boxWidth: 8, boxHeight: 8 });
 paint(dark.matches);
 dark.addEventListener("change", () => paint(dark.matches));
-addEventListener("beforeprint", () => paint(false)); // on paper charts are dark on white
+addEventListener("beforeprint", () => paint(false)); // print on white paper
 addEventListener("afterprint", () => paint(dark.matches));
 
-// Runs by ε. A non-private run stands at the right edge, marked ∞.
+// Draw utility against ε. Non-private runs are at the right edge, labelled ∞.
 function drawScatter(rows, metric, colour, open) {
   scatter?.destroy();
   const shown = rows.filter((row) => row.metric === metric && row.epsilon_tight > 0 && !Number.isNaN(row.value));
   const finite = shown.map((row) => row.epsilon_tight).filter(Number.isFinite);
   const edge = 10 ** Math.ceil(Math.log10(2 * Math.max(1, ...finite)));
   const labels = [...new Set(shown.map((row) => row[colour] ?? ""))].sort();
-  const datasets = labels.map((label, place) => ({
+  const datasets = labels.map((label, index) => ({
     label,
     data: shown
       .filter((row) => (row[colour] ?? "") === label)
       .map((row) => ({ x: Math.min(row.epsilon_tight, edge), y: inUnit(row.value, metric), row })),
-    backgroundColor: `${COLOURS[place % COLOURS.length]}b0`,
-    borderColor: COLOURS[place % COLOURS.length],
-    pointStyle: POINTS[place % POINTS.length],
+    backgroundColor: `${COLOURS[index % COLOURS.length]}b0`,
+    borderColor: COLOURS[index % COLOURS.length],
+    pointStyle: POINTS[index % POINTS.length],
     clip: 8,
     radius: 5,
     hoverRadius: 7,
   }));
   const tick = (value) => {
     const digit = value / 10 ** Math.floor(Math.log10(value) + 1e-9);
-    const plain = [1, 2, 5].some((one) => Math.abs(digit - one) < 1e-6) && value < edge;
-    return value === edge ? "∞" : plain ? WRITE.epsilon(value) : "";
+    if (value === edge) return "∞";
+    const isLabelled = [1, 2, 5].some((first) => Math.abs(digit - first) < 1e-6) && value < edge;
+    return isLabelled ? WRITE.epsilon(value) : "";
   };
   const about = ({ raw: { row } }) => [
     `${WRITE.value(row.value, metric)} at tight ε ${WRITE.epsilon(row.epsilon_tight)}`,

@@ -1,17 +1,19 @@
 "use strict";
 // Learning curves: test loss and test metric against epochs or ε, of one run or of several.
 
-const MOST_CURVES = 12;
+const MAX_CURVES = 12;
 const ACROSS = { epoch: "epoch", epsilon_tight: "tight ε" };
 
-// What tells runs apart: the parts of their names that not all of them have.
+// Return short names of runs: the parts of their names that they do not all have in common.
 function shortNames(runs) {
   const parts = runs.map((run) => run.cells.name.split(/, |: /));
-  const shared = (part) => runs.length > 1 && parts.every((one) => one.includes(part));
-  return parts.map((one, place) => one.filter((part) => !shared(part)).join(", ") || runs[place].cells.name);
+  const isShared = (part) => runs.length > 1 && parts.every((partsOfRun) => partsOfRun.includes(part));
+  return parts.map(
+    (partsOfRun, index) => partsOfRun.filter((part) => !isShared(part)).join(", ") || runs[index].cells.name,
+  );
 }
 
-// The metrics that some of the runs have curves of, loss last.
+// Return the metrics of which some of the runs have a curve, with the loss last.
 function curveMetrics(runs) {
   const names = new Set(runs.flatMap((run) => Object.keys(run.curves ?? {})));
   names.delete("epoch");
@@ -22,30 +24,30 @@ function curveMetrics(runs) {
 function curveOf(run, metric, across) {
   const curves = run.curves ?? {};
   if (!(metric in curves)) return [];
-  const points = curves[across].map((x, place) => ({
+  const points = curves[across].map((x, index) => ({
     x,
-    y: inUnit(curves[metric][place], metric),
-    about: `${WRITE.value(curves[metric][place], metric)} after epoch ${WRITE.number(curves.epoch[place])}, ε ${WRITE.epsilon(curves.epsilon_tight[place])}`,
+    y: inUnit(curves[metric][index], metric),
+    about: `${WRITE.value(curves[metric][index], metric)} after epoch ${WRITE.number(curves.epoch[index])}, ε ${WRITE.epsilon(curves.epsilon_tight[index])}`,
   }));
   return points.filter((point) => Number.isFinite(point.x));
 }
 
-// Draws one metric of runs; returns how many of them have a curve.
+// Draw the curves of runs for one metric, and return their number.
 function drawCurves(canvas, runs, metric, across) {
   Chart.getChart(canvas)?.destroy();
   const names = shortNames(runs);
   const drawn = runs
-    .map((run, place) => ({ run, label: names[place], data: curveOf(run, metric, across) }))
+    .map((run, index) => ({ run, label: names[index], data: curveOf(run, metric, across) }))
     .filter(({ data }) => data.length);
-  const datasets = drawn.map(({ run, label, data }, place) => ({
+  const datasets = drawn.map(({ run, label, data }, index) => ({
     label,
     data,
     run,
-    borderColor: COLOURS[place % COLOURS.length],
-    backgroundColor: COLOURS[place % COLOURS.length],
-    borderDash: place < COLOURS.length ? [] : [6, 3],
+    borderColor: COLOURS[index % COLOURS.length],
+    backgroundColor: COLOURS[index % COLOURS.length],
+    borderDash: index < COLOURS.length ? [] : [6, 3],
     borderWidth: 2,
-    pointStyle: POINTS[place % POINTS.length],
+    pointStyle: POINTS[index % POINTS.length],
     pointRadius: data.length > 25 ? 0 : 3,
     pointHitRadius: 8,
   }));
@@ -73,7 +75,7 @@ function drawCurves(canvas, runs, metric, across) {
   return drawn.length;
 }
 
-// The curves of one run, side by side, with a choice of what they are drawn against.
+// Return the figure with all curves of one run side by side, and the function that draws them.
 function runCurves(run) {
   const metrics = curveMetrics([run]);
   if (!metrics.length) return null;
@@ -96,19 +98,19 @@ function runCurves(run) {
   return { figure: element("figure", { className: "chart", id: "run-curves" }, caption, frames), draw };
 }
 
-// Overlaid: the first runs of the table, as filtered and sorted.
+// Draw the curves of the first runs in the table, as filtered and sorted, in one chart.
 function redrawOverlay(runs) {
-  const able = runs.filter((run) => run.curves);
+  const runsWithCurves = runs.filter((run) => run.curves);
   $("curves-figure").hidden = !PAGE.runs.some((run) => run.curves);
-  const metrics = curveMetrics(able);
+  const metrics = curveMetrics(runsWithCurves);
   const before = $("curves-metric").value;
   $("curves-metric").replaceChildren(...options(metrics, titleOf));
   $("curves-metric").value = metrics.includes(before) ? before : (metrics[0] ?? "");
   const metric = $("curves-metric").value;
   const across = $("curves-across").value;
-  const having = able.filter((run) => curveOf(run, metric, across).length);
-  const count = metric ? drawCurves($("curves"), having.slice(0, MOST_CURVES), metric, across) : 0;
+  const drawable = runsWithCurves.filter((run) => curveOf(run, metric, across).length);
+  const count = metric ? drawCurves($("curves"), drawable.slice(0, MAX_CURVES), metric, across) : 0;
   if (!metric) Chart.getChart($("curves"))?.destroy();
-  const more = having.length > count ? `The first ${count} of ${having.length} runs with curves: filter the table to choose others.` : "";
-  $("curves-note").textContent = count ? more : "None of these runs has curves against this.";
+  const note = drawable.length > count ? `The first ${count} of ${drawable.length} runs with curves: filter the table to choose others.` : "";
+  $("curves-note").textContent = count ? note : "None of these runs has a curve to draw here.";
 }

@@ -1,18 +1,18 @@
 "use strict";
-// The table of runs: search, filters, sorting; the chart follows it. A run opens by a click or by
-// the page's address (#run-ID).
+// The table of runs with search, filters and sorting, which the charts follow. A click, or the
+// page's address (#run-ID), opens a run.
 
 const $ = (id) => document.getElementById(id);
 const phone = matchMedia("(max-width: 42rem)").matches;
 const goTo = (id) => (location.hash = `run-${id}`);
 
 function element(tag, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children);
-  return made;
+  const node = Object.assign(document.createElement(tag), properties);
+  node.append(...children);
+  return node;
 }
 
-// key, title, kind, least width, share of what is left over, whether a phone has room for it
+// key, title, format, minimum width, weight for sharing the remaining width, whether phones show it
 const COLUMNS = [
   ["name", "run", "run", phone ? 150 : 230, 6, true],
   ["algorithm", "algorithm", "text", 112, 2, false],
@@ -34,17 +34,17 @@ const FILTERS = {
   recipe: "any recipe",
   paper: "any table",
 };
-const ROWS = PAGE.runs.map((run, place) => {
+const ROWS = PAGE.runs.map((run, index) => {
   const searched = [...(run.Configuration ?? []), ...(run["Name, tags and notes"] ?? [])];
   const settings = searched.map((pair) => PAGE.pairs[pair].join("="));
   const words = [...Object.values(run.cells), ...settings].join(" ").toLowerCase();
-  return { ...run.cells, place, words };
+  return { ...run.cells, index, words };
 });
 
-// Numbers before words, and what a run lacks last, whichever way the column is sorted.
+// Sort numbers by value and other values by name. Missing values come last in both directions.
 function compare(a, b, rowA, rowB, column, direction) {
-  const lacks = (value) => value === null || value === undefined || Number.isNaN(value);
-  if (lacks(a) || lacks(b)) return (lacks(a) - lacks(b)) * (direction === "asc" ? 1 : -1);
+  const isMissing = (value) => value === null || value === undefined || Number.isNaN(value);
+  if (isMissing(a) || isMissing(b)) return (isMissing(a) - isMissing(b)) * (direction === "asc" ? 1 : -1);
   if (typeof a === "number" && typeof b === "number") return a === b ? 0 : a < b ? -1 : 1;
   return String(a).localeCompare(String(b), "en", { numeric: true });
 }
@@ -62,12 +62,12 @@ const cellOf = (key, kind) => (cell) => {
   return element("span", { className, textContent: (WRITE[kind] ?? WRITE.text)(value, row.metric) });
 };
 
-// As `records.plain_cell`: text that a sheet would compute has a ' before it.
+// As in `records.plain_cell`, a text that a spreadsheet would compute gets a leading '.
 const plain = (value) => (value === Infinity ? "inf" : typeof value === "string" && /^\s*[=+\-@＝＋－＠]/.test(value) ? `'${value}` : value);
 
 const table = new Tabulator("#runs-table", {
   data: ROWS,
-  index: "place",
+  index: "index", // the field that identifies a row
   columns: COLUMNS.map(([field, title, kind, minWidth, widthGrow, narrow]) => ({
     ...{ field, title, minWidth, widthGrow, visible: narrow || !phone, sorter: compare },
     ...{ formatter: cellOf(field, kind), formatterPrint: cellOf(field, kind), accessorDownload: plain },
@@ -81,7 +81,7 @@ const table = new Tabulator("#runs-table", {
   paginationSize: phone ? 10 : 15,
   paginationSizeSelector: [10, 15, 50, true],
   paginationButtonCount: phone ? 3 : 5,
-  placeholder: PAGE.runs.length ? "No run matches." : "No runs yet: zdp-bench run recipe=quickstart makes one.",
+  placeholder: PAGE.runs.length ? "No run matches." : "No runs yet: zdp-bench run recipe=quickstart adds one.",
   printAsHtml: true,
   printStyled: false,
   printRowRange: "active",
@@ -120,7 +120,7 @@ function writeAddress() {
 }
 
 function followAddress() {
-  const run = PAGE.runs.find((one) => `#run-${one.cells.run}` === location.hash);
+  const run = PAGE.runs.find((candidate) => `#run-${candidate.cells.run}` === location.hash);
   if (run) return show(run);
   if (location.hash.includes("=")) {
     const set = new URLSearchParams(location.hash.slice(1));
@@ -133,19 +133,19 @@ function followAddress() {
 
 // The chart
 
-const often = (rows, metric) => rows.filter((row) => row.metric === metric).length;
-const metrics = [...new Set(ROWS.map((row) => row.metric))].sort((a, b) => often(ROWS, b) - often(ROWS, a));
+const countOf = (rows, metric) => rows.filter((row) => row.metric === metric).length;
+const metrics = [...new Set(ROWS.map((row) => row.metric))].sort((a, b) => countOf(ROWS, b) - countOf(ROWS, a));
 const options = (values, title) => values.map((value) => element("option", { value, textContent: title(value) }));
 $("scatter-metric").append(...options(metrics, titleOf));
 $("scatter-colour").append(...options(["algorithm", "dataset", "model", "recipe"], (key) => FILTERS[key].replace("any ", "")));
 let shown = ROWS;
-let wanted = metrics[0]; // of the chart, while a run that is shown has it
+let chosenMetric = metrics[0]; // drawn if one of the shown runs has it
 
 function redrawScatter() {
   if (!metrics.length) return;
-  const there = metrics.filter((metric) => often(shown, metric));
-  const most = [...there].sort((a, b) => often(shown, b) - often(shown, a))[0];
-  $("scatter-metric").value = there.includes(wanted) ? wanted : (most ?? wanted);
+  const shownMetrics = metrics.filter((metric) => countOf(shown, metric));
+  const mostFrequent = [...shownMetrics].sort((a, b) => countOf(shown, b) - countOf(shown, a))[0];
+  $("scatter-metric").value = shownMetrics.includes(chosenMetric) ? chosenMetric : (mostFrequent ?? chosenMetric);
   drawScatter(shown, $("scatter-metric").value, $("scatter-colour").value, goTo);
 }
 
@@ -164,7 +164,7 @@ table.on("tableBuilt", () => {
 table.on("rowClick", (event, row) => event.target.closest("a") || goTo(row.getData().run));
 $("download").addEventListener("click", () => table.download("csv", "runs.csv"));
 $("scatter-metric").addEventListener("change", () => {
-  wanted = $("scatter-metric").value;
+  chosenMetric = $("scatter-metric").value;
   redrawScatter();
 });
 $("scatter-colour").addEventListener("change", redrawScatter);
@@ -172,7 +172,7 @@ $("scatter-colour").addEventListener("change", redrawScatter);
 // The learning curves
 
 let sorted = ROWS;
-const redrawCurves = () => redrawOverlay(sorted.map((row) => PAGE.runs[row.place]));
+const redrawCurves = () => redrawOverlay(sorted.map((row) => PAGE.runs[row.index]));
 $("curves-across").append(...options(Object.keys(ACROSS), (key) => ACROSS[key]));
 table.on("dataSorted", (_, rows) => {
   sorted = rows.map((row) => row.getData());
@@ -181,14 +181,14 @@ table.on("dataSorted", (_, rows) => {
 $("curves-metric").addEventListener("change", redrawCurves);
 $("curves-across").addEventListener("change", redrawCurves);
 
-// Overlay the runs of a recipe.
+// Show the curves of all runs of a recipe in one chart.
 function showRecipe(recipe) {
   $("run").close();
   $("tools").reset();
   const { choice } = filters.find(({ key }) => key === "recipe");
   choice.value = recipe;
   setTimeout(() => {
-    choice.value = recipe; // after the reset has filtered
+    choice.value = recipe; // again, because the reset has cleared it
     refilter();
     $("curves-figure").scrollIntoView();
   });
@@ -197,10 +197,10 @@ $("scatter-figure").hidden = !metrics.length;
 
 // One run
 
-function folded([title, places]) {
+function folded([title, indices]) {
   const cell = (textContent) => element("td", { textContent });
   const row = ([key, value]) => element("tr", {}, cell(key), cell(value === null ? "null" : String(value)));
-  const body = element("tbody", {}, ...places.map((place) => row(PAGE.pairs[place])));
+  const body = element("tbody", {}, ...indices.map((index) => row(PAGE.pairs[index])));
   const head = element("summary", {}, element("h3", { textContent: title }));
   return element("details", { className: "section", open: true }, head, element("table", { className: "pairs" }, body));
 }
