@@ -94,7 +94,7 @@ def attempt(config: Run, kill: list[Any] | None) -> int:
     def work() -> None:
         if kill:
             arrange(*kill)
-        experiment.run(config, Watcher())
+        experiment.execute(config, Watcher())
 
     return os.waitpid(fork(work), 0)[1]
 
@@ -129,7 +129,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         if kills:
             statuses = [attempt(config, kill) for kill in [*kills, None]]
         else:  # in this process: its children find each ε worked out
-            experiment.run(config, Watcher())
+            experiment.execute(config, Watcher())
             statuses = [0]
         (home,) = (folder / name).glob("runs/*/*.lock")
         record = records.read_document(home.with_suffix("") / "record.json")

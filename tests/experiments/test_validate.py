@@ -23,7 +23,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import Report, validate
 from zdp_bench.report.terminal import show_validation
 from zdp_bench.training import build
-from zdp_bench.training.run import run
+from zdp_bench.training.run import execute
 
 
 def validated(*words: str) -> Report:
@@ -162,7 +162,7 @@ def test_a_data_set_that_can_only_load_is_loaded(monkeypatch: pytest.MonkeyPatch
     ],
 )
 @pytest.mark.parametrize(
-    "does", [lambda config: validate(config, as_run=True), lambda config: run(config, Silent())]
+    "does", [lambda config: validate(config, as_run=True), lambda config: execute(config, Silent())]
 )
 def test_what_a_run_refuses_is_refused_by_validate_too(
     tmp_path: Path, word: str, sentence: str, does: Any
@@ -197,7 +197,7 @@ def test_no_budget_and_no_target_where_a_direction_gets_no_noise(
     words += [f"algorithm.noise={noise}", f"privacy.{asked}=2", "threads=1"]
     config = parse(compose([*words, f"paths.results={tmp_path}"]))
     told = rf"^privacy\.{asked}=2 with algorithm=gredp.*: some direction gets no noise, so .*ε is ∞"
-    for does in (validate, lambda config: run(config, Silent())):
+    for does in (validate, lambda config: execute(config, Silent())):
         with pytest.raises(UserError, match=told):
             does(config)
     assert not list(tmp_path.glob("runs/*/*/record.json"))

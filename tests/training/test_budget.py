@@ -31,7 +31,7 @@ from zdp_bench.report.sheet import Sheet
 from zdp_bench.training import setup
 from zdp_bench.training.build import build_algorithm
 from zdp_bench.training.plan import Plan
-from zdp_bench.training.run import Outcome, run
+from zdp_bench.training.run import Outcome, execute
 from zdp_bench.training.setup import load_data
 from zdp_bench.training.spending import FILE, find_spendings, reserve
 
@@ -53,7 +53,7 @@ def test_a_run_ends_before_the_step_that_would_exceed_its_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     budget, heard = "privacy.max_epsilon=1.2", Silent()
-    outcome = run(configured(tmp_path, budget), heard)
+    outcome = execute(configured(tmp_path, budget), heard)
     record, home = outcome.record.document, outcome.path.parent
     privacy, epochs, steps = record["privacy"], record["epochs"], record["privacy"]["steps"]
     assert record["stopped_by"] == "budget"
@@ -112,7 +112,7 @@ def test_a_budget_too_small_for_one_step_is_refused(
         validate(config, trial=False)
     if config.federated.nodes is None:  # a federation is carried out by tests/extras/federated
         with pytest.raises(UserError, match=said):
-            run(config, Silent())
+            execute(config, Silent())
         assert not list(tmp_path.glob("runs/*/*/record.json"))
     named = re.search(r"ε of ([\d.]+)", str(refused.value))
     assert named
@@ -383,7 +383,7 @@ def test_what_a_kill_makes_a_secure_run_repeat_is_counted_before_it_continues(
     words = ["privacy.secure=true", "execution.checkpoint_steps=5"]
     for kills in (1, 2):
         with pytest.raises(ZeroDivisionError):
-            run(configured(tmp_path, *words), Killed())
+            execute(configured(tmp_path, *words), Killed())
         (found,), _ = find_spendings(tmp_path)
         assert len(steps_in(found.home / "ledger.jsonl")) == 7 * kills
     record = carry_out(tmp_path, *words).record.document

@@ -15,7 +15,7 @@ from zdp_bench.privacy.composition import Spending
 from zdp_bench.report import budget, results
 from zdp_bench.training.deletion import delete, find_homes
 from zdp_bench.training.interrupts import Stopped
-from zdp_bench.training.run import run
+from zdp_bench.training.run import execute
 from zdp_bench.training.run_folder import Outcome
 from zdp_bench.training.spending import find_spendings
 
@@ -71,7 +71,7 @@ def test_what_a_deleted_run_has_spent_still_counts(tmp_path: Path, secure: bool)
 @pytest.mark.parametrize("secure", [False, True])
 def test_an_unfinished_run_has_spent_the_steps_it_took(tmp_path: Path, secure: bool) -> None:
     with pytest.raises(Stopped):
-        run(configured(tmp_path, f"privacy.secure={secure}"), Interrupting())
+        execute(configured(tmp_path, f"privacy.secure={secure}"), Interrupting())
     (planned,) = spendings(tmp_path)
     assert planned.spent.steps >= 20
     delete_run(tmp_path, "quickstart")
@@ -87,7 +87,7 @@ def test_a_total_budget_counts_deleted_runs(tmp_path: Path, done: Outcome) -> No
     delete_run(tmp_path, "first")
     limit = f"privacy.total_budget={done.record.document['privacy']['epsilon_tight'] * 1.01}"
     with pytest.raises(UserError, match=r"1 runs in .* on files of this phase_digits"):
-        run(configured(tmp_path, "seed=1", limit), Silent())
+        execute(configured(tmp_path, "seed=1", limit), Silent())
 
 
 def test_a_run_of_a_clone_without_its_ledger_keeps_its_steps(tmp_path: Path, done: Outcome) -> None:

@@ -102,7 +102,7 @@ def refused(ranks: Ranks, folder: Path) -> dict[str, list[str]]:
 
 
 def carry_out(results: Path, *words: str) -> module.Outcome:
-    return module.run(parse(compose([*words, f"paths.results={results}"])), Watcher())
+    return module.execute(parse(compose([*words, f"paths.results={results}"])), Watcher())
 
 
 def train_cases(folder: Path) -> None:

@@ -36,7 +36,7 @@ from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.errors import UserError
 from zdp_bench.training import batches, setup
 from zdp_bench.training.interrupts import Stopped
-from zdp_bench.training.run import Outcome, run
+from zdp_bench.training.run import Outcome, execute
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_a_signal_lets_the_step_end_saves_and_leaves_with_a_code_of_its_own(
     assert "the same command continues from here" in capsys.readouterr().err
     assert signal.getsignal(number) == before
     watcher = Silent()
-    assert repeatable(run(configured(tmp_path), watcher).record.document) == whole
+    assert repeatable(execute(configured(tmp_path), watcher).record.document) == whole
     assert watcher.done_at_start == 7  # in the middle of an epoch: not one step is done twice
 
 

@@ -16,7 +16,7 @@ from zdp_bench.registry import of_extras
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.loggers import LoggedRun
 from zdp_bench.training.progress import Reporter
-from zdp_bench.training.run import run
+from zdp_bench.training.run import execute
 
 
 class Remembering:
@@ -94,7 +94,7 @@ def test_a_record_keeps_its_labels_and_gets_new_ones_without_being_run_again(
     assert record is not None
     assert record["labels"] == {"name": "second", "tags": ["a", "b"], "notes": "why"}
     assert "name" not in record["config"]
-    assert "labels" not in run(configured(tmp_path, "seed=1"), Silent()).record.document
+    assert "labels" not in execute(configured(tmp_path, "seed=1"), Silent()).record.document
 
 
 def test_a_logger_is_told_the_records_numbers_and_no_more(
@@ -148,10 +148,10 @@ def test_a_resumed_run_goes_on_under_its_identity(
     words = ["logger=tensorboard", "execution.checkpoint_steps=1", "trainer.epochs=3"]
     config = configured(tmp_path, *words)
     with pytest.raises(Stopped), Reporter(Interrupting(), config) as reporter:
-        run(config, reporter)
+        execute(config, reporter)
     assert [name for name, _ in calls] == ["start", "log", "close"]
     with Reporter(Silent(), config) as reporter:
-        record = run(config, reporter).record
+        record = execute(config, reporter).record
         reporter.finished(record)
     assert [name for name, _ in calls[3:]] == ["start", "log", "log", "log", "finish"]
     first, second = (of for name, of in calls if name == "start")

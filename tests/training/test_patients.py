@@ -23,7 +23,7 @@ from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.training import model_checks
 from zdp_bench.training.batches import MicroBatches, Size
 from zdp_bench.training.plan import Patients
-from zdp_bench.training.run import Outcome, run
+from zdp_bench.training.run import Outcome, execute
 from zdp_bench.training.setup import Setup
 from zdp_bench.training.step import sum_shares
 
@@ -40,7 +40,7 @@ def config(root: Path, *overrides: str) -> Run:
 
 
 def carry_out(root: Path, *overrides: str) -> Outcome:
-    return run(config(root, *overrides), Silent())
+    return execute(config(root, *overrides), Silent())
 
 
 def test_a_drawn_patient_brings_all_records() -> None:

@@ -15,7 +15,7 @@ from zdp_bench.report.console import console
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.training import progress
 from zdp_bench.training.progress import Live, Reporter
-from zdp_bench.training.run import run
+from zdp_bench.training.run import execute
 
 
 @pytest.mark.parametrize("width", [40, 80, 110])
@@ -106,7 +106,7 @@ def test_a_callback_is_told_the_records_numbers_and_no_more(
     registry.names("callback")
     monkeypatch.setitem(registry._builders["callback"], "mine", lambda run: told.append)
     config = configured(tmp_path, "execution.callbacks=[mine]")
-    record = run(config, Reporter(Silent(), config)).record.document
+    record = execute(config, Reporter(Silent(), config)).record.document
     assert told == record["epochs"]
     with pytest.raises(UserError, match="callback 'other' is not known"):
         Reporter(Silent(), configured(tmp_path, "execution.callbacks=[other]"))

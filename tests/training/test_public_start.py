@@ -16,7 +16,7 @@ from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.training.public_start import digest_of
-from zdp_bench.training.run import Outcome, run
+from zdp_bench.training.run import Outcome, execute
 from zdp_bench.training.setup import ModelSetup
 
 SMALL = ["recipe=quickstart", "algorithm=dp_sgd", "model=real_mlp", "model.hidden=[8]"]
@@ -31,7 +31,7 @@ def configured(results: Path, *overrides: str) -> Run:
 
 
 def carry_out(results: Path, *overrides: str) -> Outcome:
-    return run(configured(results, *overrides), Silent())
+    return execute(configured(results, *overrides), Silent())
 
 
 @pytest.fixture(scope="module")
@@ -130,13 +130,13 @@ def test_the_same_files_under_another_name_are_refused(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "MNIST")
     words = [*SMALL, "dataset.check=false", f"paths.data={tmp_path}"]
     words.append(f"paths.results={tmp_path / 'results'}")
-    run(parse(compose([*words, "dataset=fashion_mnist"])), Silent())
+    execute(parse(compose([*words, "dataset=fashion_mnist"])), Silent())
     (tmp_path / "Other").rename(tmp_path / "MNIST")
     config = parse(compose([*words, "dataset=mnist", FROM]))
     with pytest.raises(UserError, match="whose files this run should keep private"):
-        run(config, Silent())
+        execute(config, Silent())
     write_mini_mnist(tmp_path, train=150, test=40)  # no file is as before
-    run(config, Silent())
+    execute(config, Silent())
 
 
 def test_a_start_that_cannot_be_used_is_explained(start: Outcome, tmp_path: Path) -> None:

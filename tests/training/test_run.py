@@ -26,7 +26,7 @@ from zdp_bench.training import checkpoint, evaluation
 from zdp_bench.training import run as experiment
 from zdp_bench.training.evaluation import evaluate
 from zdp_bench.training.progress import Watcher
-from zdp_bench.training.run import Outcome, run
+from zdp_bench.training.run import Outcome, execute
 from zdp_bench.training.spending import read_sources
 from zdp_bench.training.step import Training
 
@@ -57,7 +57,7 @@ def configured(results: Path, *overrides: str) -> Run:
 
 
 def carry_out(results: Path, *overrides: str) -> Outcome:
-    return run(configured(results, *overrides), Silent())
+    return execute(configured(results, *overrides), Silent())
 
 
 def repeatable(record: records.Document) -> records.Document:
@@ -118,7 +118,7 @@ def test_all_steps_are_on_disk_before_what_they_led_to_is_saved_or_shown(
     places = [(checkpoint, "save"), (experiment, "evaluate"), (records, "write")]
     for place, name in places:
         monkeypatch.setattr(place, name, held.before(getattr(place, name), ledgers))
-    run(configured(tmp_path, "execution.checkpoint_steps=3"), Shown())
+    execute(configured(tmp_path, "execution.checkpoint_steps=3"), Shown())
     assert held.checks >= 20 // 3 + 2 + 1 + 2
 
 
@@ -290,7 +290,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(
 ) -> None:
     kill_after(monkeypatch, step, tmp_path, *words)
     watcher = Silent()
-    resumed = run(configured(tmp_path), watcher)  # without the key: it is no part of the run
+    resumed = execute(configured(tmp_path), watcher)  # without the key: it is no part of the run
     assert watcher.done_at_start == done
     assert repeatable(resumed.record.document) == repeatable(tiny[1].record.document)
 
@@ -333,7 +333,7 @@ def test_what_does_not_fit_is_told_before_anything_is_trained(
     tmp_path: Path, word: str, why: str
 ) -> None:
     with pytest.raises(UserError, match=word + why) as told:
-        run(parse(compose(["recipe=quickstart", f"paths.results={tmp_path}", word])), Silent())
+        execute(parse(compose(["recipe=quickstart", f"paths.results={tmp_path}", word])), Silent())
     assert "\n" not in str(told.value)
     assert not list(tmp_path.glob("runs/*/*/ledger.jsonl"))
 
@@ -372,7 +372,7 @@ def test_outputs_that_are_no_numbers_have_a_loss_that_is_none(
 def test_a_private_reconstruction_by_slice(tmp_path: Path) -> None:
     words = "recipe=mri_recon_small dataset=kspace_phantom dataset.patients=4 dataset.slices=2"
     words += f" dataset.test_share=0.25 trainer.epochs=1 threads=1 paths.data={tmp_path}"
-    outcome = run(parse(compose([*words.split(), f"paths.results={tmp_path}"])), Silent())
+    outcome = execute(parse(compose([*words.split(), f"paths.results={tmp_path}"])), Silent())
     privacy = outcome.record.document["privacy"]
     drawn = {"scheme": "poisson", "sample_rate": 1 / 6, "expected_batch_size": 1.0, "records": 6}
     assert privacy["sampling"] == drawn

@@ -145,7 +145,7 @@ def test_the_log_has_start_epochs_warnings_and_end_and_the_terminal_its_warnings
     config = configured(tmp_path)
     kill_after(monkeypatch, 13, tmp_path)
     monkeypatch.setattr(run, "execution_digest", lambda *_: "other")  # its steps count again
-    home = run.run(config, Reporter(Silent(), config)).path.parent
+    home = run.execute(config, Reporter(Silent(), config)).path.parent
     said = capsys.readouterr().err
     assert "4 steps of an earlier process are repeated" in said
     lines = [line.split(" ", 2)[2] for line in (home / "run.log").read_text().splitlines()]

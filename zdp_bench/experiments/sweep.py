@@ -237,17 +237,17 @@ def carry_out(
     from zdp_bench.training import distributed
     from zdp_bench.training.labels import relabel
     from zdp_bench.training.progress import Live, Reporter, Watcher
-    from zdp_bench.training.run import run
+    from zdp_bench.training.run import execute
 
     checked = parse(config, overrides)
     check_claims(checked.claims.table, checked.claims.row)
     if checked.federated.nodes and runner is None:
         runner = find_module("runner", "federated").carry_out
     if distributed.rank():  # only the first rank prints
-        return run(checked, Watcher(), runner=runner)
+        return execute(checked, Watcher(), runner=runner)
     watch = nullcontext(Watcher()) if show == "nothing" else Live(console(), name)
     with watch as live, Reporter(live, checked) as reporter:
-        outcome = run(checked, reporter, wait, runner)
+        outcome = execute(checked, reporter, wait, runner)
         reporter.finished(outcome.record)
     is_replaced = checked.force
     if outcome.found:

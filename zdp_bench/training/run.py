@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 Runner = Callable[[Run, Watcher, torch.device, bool], Outcome]
 
 
-def run(
+def execute(
     config: Run,
     watcher: Watcher,
     wait: bool = True,

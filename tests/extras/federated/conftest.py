@@ -17,7 +17,7 @@ from zdp_bench.extras.federated import simulation
 from zdp_bench.extras.federated.node import client_app
 from zdp_bench.records import Document
 from zdp_bench.training.progress import Watcher
-from zdp_bench.training.run import run
+from zdp_bench.training.run import execute
 
 TINY = ["recipe=quickstart", "model.hidden=[4]", "trainer.sample_rate=0.25", "trainer.epochs=2"]
 TINY += ["accountant=gdp_clt", "threads=1"]
@@ -78,6 +78,6 @@ def repeatable(record: Document) -> Document:
 
 
 def carried_out(config: Run) -> Document:
-    return run(
+    return execute(
         config, Watcher(), runner=simulation.run_simulated if config.federated.nodes else None
     ).record.document

@@ -17,7 +17,7 @@ from tests.training.test_run import TINY, Silent, configured
 from zdp_bench import records
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.progress import Reporter
-from zdp_bench.training.run import run
+from zdp_bench.training.run import execute
 
 LABELS = ["name=first", "tags=[small,a b]", "notes=A look at the noise."]
 RESUMED_AT = 15  # the second of three epochs ends at step 20
@@ -160,9 +160,9 @@ def test_a_run_that_was_interrupted_is_one_curve_in_the_tracker(
     pytest.importorskip(name)
     config = configured(tmp_path, *LABELS, f"logger={name}", "trainer.epochs=3", saving)
     with pytest.raises(Stopped), Reporter(Interrupting(), config) as reporter:
-        run(config, reporter)
+        execute(config, reporter)
     with Reporter(Silent(), config) as reporter:
-        outcome = run(config, reporter)
+        outcome = execute(config, reporter)
         reporter.finished(outcome.record)
     assert outcome.record.document["measured"]["resumed_at_step"] == resumed_at
     logged = READERS[name](tmp_path)

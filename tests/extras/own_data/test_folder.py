@@ -30,7 +30,7 @@ from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.loading import predict_file
 from zdp_bench.report import budget
 from zdp_bench.report.terminal import show_validation
-from zdp_bench.training.run import run
+from zdp_bench.training.run import execute
 from zdp_bench.training.spending import find_spendings
 
 CLASSES = ("sick", "well")
@@ -476,7 +476,7 @@ def test_a_private_run_reconstructs_and_its_export_predicts(films: Path, tmp_pat
     words = ["recipe=quickstart", "dataset=folder", f"dataset.path={films}", "dataset.size=8"]
     words += ["model=real_unet", "model.width=2", "model.depth=1", "task=reconstruction"]
     words += ["algorithm=dp_sgd", "privacy.unit=patient", "trainer.epochs=1"]
-    record = run(configured([*words, f"paths.results={tmp_path}"]), Silent()).record.document
+    record = execute(configured([*words, f"paths.results={tmp_path}"]), Silent()).record.document
     assert {"ssim", "psnr", "nmse", "zero_filled_ssim"} <= set(record["metrics"])
     assert record["privacy"]["epsilon_of"] == "patient"
     assert record["privacy"]["epsilon_patient"] == record["privacy"]["epsilon_tight"]
@@ -512,7 +512,7 @@ def test_own_data_are_called_by_the_name_of_their_folder(tmp_path: Path) -> None
     scans = make.write_classes(tmp_path / "scans", "picture")
     words = ["recipe=quickstart", "dataset=folder", f"dataset.path={scans}", "dataset.size=8"]
     words += ["model=real_linear", "algorithm=dp_sgd", "trainer.epochs=1"]
-    run(configured([*words, f"paths.results={tmp_path}"]), Silent())
+    execute(configured([*words, f"paths.results={tmp_path}"]), Silent())
     (found,) = records.read_all(tmp_path)
     assert (found.data.name, found.data.title) == ("folder", "scans")
     assert found.data.shown == "scans: folder, own"

@@ -28,7 +28,7 @@ from zdp_bench.extras.sharing.verification import verify
 from zdp_bench.library import starts
 from zdp_bench.privacy.ledger_lines import Head, Start, chain, make_line, read_ledger
 from zdp_bench.records import from_json
-from zdp_bench.training.run import run
+from zdp_bench.training.run import execute
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -243,7 +243,7 @@ def test_runs_of_every_kind_verify_and_say_what_they_are(
 
 def test_the_card_says_whose_the_epsilon_is(tmp_path: Path) -> None:
     words = ["recipe=quickstart", "trainer.epochs=1", "privacy.unit=patient"]
-    run(configured([*words, f"paths.results={tmp_path}"]), Silent())
+    execute(configured([*words, f"paths.results={tmp_path}"]), Silent())
     export(tmp_path, "quickstart", tmp_path / "model")
     text = (tmp_path / "model" / "README.md").read_text()
     assert head_of(tmp_path / "model")["differential_privacy"]["epsilon_of"] == "image"
@@ -294,7 +294,7 @@ def test_every_epsilon_of_a_federation_s_nodes_is_computed_again(tmp_path: Path)
     from zdp_bench.extras.federated.simulation import run_simulated
 
     words = [*GENERATED, f"paths.results={tmp_path}", "federated.nodes=2"]
-    run(parse(compose(words)), Silent(), runner=run_simulated)
+    execute(parse(compose(words)), Silent(), runner=run_simulated)
     export(tmp_path, "quickstart", tmp_path / "model")
     assert wrong(tmp_path / "model") == {}
     edit_source(tmp_path / "model", lambda r: r["privacy"]["nodes"][1].update(epsilon_tight=0.1))

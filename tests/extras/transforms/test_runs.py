@@ -23,7 +23,7 @@ from zdp_bench.extras.sharing.loading import find_representation, predict_file
 from zdp_bench.extras.sharing.verification import verify
 from zdp_bench.representations import NUM_PROBES, Representation, build, represent, represent_splits
 from zdp_bench.training.representation import build_representation, shares_data
-from zdp_bench.training.run import run
+from zdp_bench.training.run import execute
 from zdp_bench.training.setup import build_dataset, describe_data, load_data
 
 WORDS = [
@@ -175,7 +175,7 @@ def test_without_one_nothing_is_in_the_digest() -> None:
 
 def test_what_is_exported_takes_raw_examples(tmp_path: Path) -> None:
     config = configured([*WORDS, f"paths.results={tmp_path}"])
-    record = run(config, Silent()).record.document
+    record = execute(config, Silent()).record.document
     assert record["representation"]["name"] == "scattering"
     assert record["data"]["example"]["input_shape"] == [*load_data(config).input_shape]
     assert tuple(record["data"]["example"]["input_shape"]) == describe_data(config).input_shape

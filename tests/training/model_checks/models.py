@@ -21,7 +21,7 @@ from zdp_bench.records import Record
 from zdp_bench.registry import lookup, names
 from zdp_bench.training import model_checks
 from zdp_bench.training.progress import Watcher
-from zdp_bench.training.run import run
+from zdp_bench.training.run import execute
 
 CLASSES = 4
 IMAGES = torch.zeros(0, 2, 6, 6)
@@ -65,7 +65,7 @@ def run_probe(
     words = ["recipe=quickstart", "trainer.epochs=1", "trainer.sample_rate=0.5"]
     words += ["model.name=probe", "~model.hidden", "~model.activation", "~model.init"]
     words += ["accountant=gdp_clt", "threads=1", f"paths.results={results}"]
-    return run(parse(compose([*words, *overrides])), Watcher()).record.document
+    return execute(parse(compose([*words, *overrides])), Watcher()).record.document
 
 
 def mlp(*middle: nn.Module) -> nn.Sequential:

@@ -26,7 +26,7 @@ def carry_out(
     device: torch.device,
     wait: bool,
 ) -> Outcome:
-    """Run a federation on this machine. See `training.run.run` for the arguments."""
+    """Run a federation on this machine. See `training.run.execute` for the arguments."""
     from zdp_bench.extras.federated.simulation import run_simulated
 
     return run_simulated(config, watcher, device, wait)
