@@ -62,14 +62,14 @@ def test_a_job_that_fails_or_that_another_process_is_at_holds_up_no_other(
     monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", carry_out_job)
     jobs = carry_out(tmp_path / "results", "seed=1,2,3,4,5")
     assert done == [1, 3, 2]
-    assert [(job.words[1], job.ended) for job in jobs if isinstance(job.ended, str)] == [
+    assert [(job.words[1], job.result) for job in jobs if isinstance(job.result, str)] == [
         ("seed=4", "four is not to be had."),
         ("seed=5", "ZeroDivisionError: one over nothing (a bug; its traceback is above)"),
     ]
     assert "Traceback" in capsys.readouterr().err
     shown = show_sweep(jobs)
     assert shown.columns == ["job", "test", "tight ε", "run"]
-    assert shown.rows[1] == ["seed=2", "accuracy 0.5000", "∞", jobs[1].ended.home.name[:8]]
+    assert shown.rows[1] == ["seed=2", "accuracy 0.5000", "∞", jobs[1].result.home.name[:8]]
     assert shown.rows[3] == ["seed=4", "failed", "", ""]
     with (
         only_one_process(tmp_path / "5"),

@@ -41,7 +41,7 @@ def name_job(overrides: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Made:
+class RunSummary:
     """The summary of a finished run, which other processes return.
 
     Attributes:
@@ -62,7 +62,7 @@ class Job:
     """A job that has ended: its overrides, and its run or the reason why it failed."""
 
     words: list[str]
-    ended: Made | str
+    result: RunSummary | str
 
 
 class SweepJob:
@@ -86,7 +86,7 @@ class SweepJob:
         self.show = show
         self._starter = os.getpid()
 
-    def __call__(self, config: DictConfig) -> UserError | Made:
+    def __call__(self, config: DictConfig) -> UserError | RunSummary:
         from hydra.core.hydra_config import HydraConfig
 
         hydra = HydraConfig.get()
@@ -100,7 +100,7 @@ class SweepJob:
             outcome = carry_out(config, overrides, wait=self.wait, show=self.show, name=name)
             headline, privacy = outcome.record.headline, outcome.record.privacy
             home = outcome.path.parent
-            return Made(headline.name, headline.value, privacy.epsilon_tight, home)
+            return RunSummary(headline.name, headline.value, privacy.epsilon_tight, home)
         except (Exception, Stopped) as error:
             if stop := find_stop(error):
                 if is_worker:  # otherwise, it would wait for another job
@@ -178,7 +178,7 @@ def launch(
     )
     words = [[f"launcher={launcher}", *job] for job in jobs]
     ended_jobs = _finish(driver, hydra_launcher.launch(words, initial_job_idx=0), show)
-    return [(job.words, job.ended) for job in ended_jobs if isinstance(job.ended, str)]
+    return [(job.words, job.result) for job in ended_jobs if isinstance(job.result, str)]
 
 
 def _finish(driver: Any, jobs: Iterable[Any], show: Shown = "all") -> list[Job]:
@@ -200,11 +200,11 @@ def show_sweep(jobs: Sequence[Job]) -> Sheet:
     rows = []
     for job in jobs:
         cells = ["failed", "", ""]
-        run = job.ended
-        if isinstance(run, Made):
+        run = job.result
+        if isinstance(run, RunSummary):
             cells = [f"{run.metric} {run.value:.4f}", show_epsilon(run.epsilon), run.home.name[:8]]
         rows.append([name_job(job.words), *cells])
-    homes = {job.ended.home for job in jobs if isinstance(job.ended, Made)}
+    homes = {job.result.home for job in jobs if isinstance(job.result, RunSummary)}
     notes = describe_together([read_spending(home) for home in homes if home.is_dir()])
     return Sheet("Sweep", ["job", "test", "tight ε", "run"], rows, notes)
 

@@ -59,11 +59,11 @@ def run(options: argparse.Namespace) -> int:
                 raise error
             return 0
         jobs = sweep(driver, words)
-    failed = [job for job in jobs if isinstance(job.ended, str)]
+    failed = [job for job in jobs if isinstance(job.result, str)]
     console().print(show_sweep(jobs))
     print(f"sweep: {len(jobs)} jobs, {len(failed)} failed")
     for job in failed:
-        sentence = hide_environment(f"{' '.join(job.words)}: {job.ended}", options.overrides)
+        sentence = hide_environment(f"{' '.join(job.words)}: {job.result}", options.overrides)
         print(f"zdp-bench: {sentence}", file=sys.stderr)
     return 2 if failed else 0
 
