@@ -311,9 +311,12 @@ def test_the_clip_of_dp_dfa_scales_its_noise() -> None:
 
 def test_the_central_limit_is_that_of_its_papers() -> None:
     """Bu, Dong, Long & Su 2020: Corollary 3 (Poisson); with lots of 64, Ziller et al. 2021."""
-    mu = 0.01 * math.sqrt(100 * math.expm1(0.7**-2))
-    found = acc.gdp_clt(0.7, 0.01, 100, DELTA, "poisson")
-    assert found == pytest.approx(acc.gdp_epsilon(mu, DELTA))
+    grown = math.exp(0.7**-2)
+    uniform = 2 * (grown * norm.cdf(1.5 / 0.7) + 3 * norm.cdf(-0.5 / 0.7) - 2)
+    for batches, variance in (("poisson", grown - 1), ("uniform", uniform)):
+        mu = 0.01 * math.sqrt(100 * variance)
+        found = acc.gdp_clt(0.7, 0.01, 100, DELTA, batches)  # type: ignore[arg-type]
+        assert found == pytest.approx(acc.gdp_epsilon(mu, DELTA))
     assert acc.gdp_clt(0.049, 0.01, 100, DELTA) == math.inf > acc.gdp_clt(0.05, 0.01, 100, DELTA)
     claim = Claim(1.1, 0.01, 1000, DELTA, records=6400, epochs=10)
     assert claimed_epsilon("zeta_dp_2021", claim) == acc.gdp_clt(1.1, 0.01, 1000, DELTA)

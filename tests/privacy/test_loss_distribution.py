@@ -267,6 +267,9 @@ def test_a_shared_grid_has_a_fixed_number_of_cells_per_spread() -> None:
     width = module.shared_width([(2.0, everyone, 5), (4.0, everyone, 15)], 1e-5)
     spread = math.sqrt((5 * squares[0] + 15 * squares[1]) / 20)
     assert width == pytest.approx(spread / module.MIXED, rel=1e-3)
+    many = 10**6  # whose losses the cells hold, however wide they have to be
+    width = module.shared_width([(2.0, everyone, many)], 1e-5)
+    assert width * module.CELLS >= 20 * math.sqrt(many * squares[0])
 
 
 def test_a_mixture_keeps_the_chance_of_one_however_small() -> None:
