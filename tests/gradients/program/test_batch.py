@@ -178,7 +178,10 @@ pair(
     lambda x: x.repeat_interleave(2, 0).view(2, -1, 4, 6).sum(0),
 )
 # rows
-MAP1, MAP2, MAP3 = torch.randn(5, 3, 8), torch.randn(5, 3, 6, 8), torch.randn(5, 3, 4, 4, 4)
+MAP1, MAP2, MAP3 = (
+    torch.randn(5, 3, *shape, generator=torch.Generator().manual_seed(0))
+    for shape in ((8,), (6, 8), (4, 4, 4))
+)
 for _n, _maps in ((1, MAP1), (2, MAP2), (3, MAP3)):
     _conv, _up = getattr(F, f"conv{_n}d"), getattr(F, f"conv_transpose{_n}d")
     _kernel = torch.ones(3, 3, *[2] * _n)
@@ -590,29 +593,27 @@ pair(
 GATES = [torch.ones(12, 6) * 0.1, torch.ones(12, 3) * 0.1, torch.ones(12), torch.ones(12)]
 
 
-def run(name: str, batch_first: bool) -> Function:
-    def function(x: Tensor) -> Tensor:
-        kinds = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN, "rnn_relu": nn.RNN}
-        more: dict[str, Any] = {"nonlinearity": name[4:]} if "rnn" in name else {}
+def recurrent(name: str, batch_first: bool) -> nn.RNNBase:
+    kinds = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN, "rnn_relu": nn.RNN}
+    more: dict[str, Any] = {"nonlinearity": name[4:]} if "rnn" in name else {}
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        layer = LAYERS.setdefault(name, kinds[name](6, 3, batch_first=True, **more))
-        layer.batch_first = batch_first
-        return layer(x)[0]
-
-    return function
+        return kinds[name](6, 3, batch_first=batch_first, **more)
 
 
-LAYERS: dict[str, Any] = {}
+def run(name: str, batch_first: bool) -> Function:
+    layer = recurrent(name, batch_first)
+    return lambda x: layer(x)[0]
 
 
 def run_packed(name: str, batch_first: bool) -> Function:
     """A recurrent layer on sequences of different lengths."""
+    layer = recurrent(name, batch_first)
 
     def function(x: Tensor) -> Tensor:
         lengths = 1 + (x[:, :, 0] > 0).sum(1).clamp(max=3) if batch_first else torch.ones(4)
         of = pack_padded_sequence(x, lengths.cpu().long(), batch_first, enforce_sorted=False)
-        run(name, batch_first)(x)  # which makes the layer
-        states, _ = LAYERS[name](of)
+        states, _ = layer(of)
         return pad_packed_sequence(states, True, total_length=4 if batch_first else len(x))[0]
 
     return function
