@@ -127,7 +127,7 @@ def test_no_text_with_a_control_character_is_parsed(
     """One parser drops it, so that 10<NUL>0 is 100, and the next stops there."""
     path = tmp_path / "a.txt"
     path.write_text(text.format(control), encoding="utf-8")
-    with pytest.raises(UserError, match=r"a\.txt: has a control character \('.*'\) in its text"):
+    with pytest.raises(UserError, match=r"a\.txt: .*control character"):
         read(path)
 
 

@@ -280,7 +280,7 @@ def test_a_run_whose_noise_cannot_be_drawn_again_does_not_go_on(
     test_run.kill_after(monkeypatch, 13, tmp_path, *words)
     if not secure:
         monkeypatch.setattr(test_run.experiment, "execution_digest", lambda *_: "other code")
-    with pytest.raises(UserError, match="steps whose noise this process cannot draw again"):
+    with pytest.raises(UserError, match=r"noise .* again"):
         test_run.carry_out(tmp_path, *words)
 
 
@@ -316,7 +316,7 @@ def test_a_loop_of_ones_own_is_refused(tmp_path: Path) -> None:
     model = torch.nn.Linear(4, 3)
     how = {"sample_rate": 0.2, "expected_batch": 8, "epochs": 1, "noise_multiplier": 1.0}
     how |= {"ledger": tmp_path / "ledger.jsonl", "algorithm": "band_mf", "bands": 2}
-    with pytest.raises(UserError, match="bands=2: needs Poisson samples from as many subsets"):
+    with pytest.raises(UserError, match=r"bands=2: .*subsets"):
         make_private(
             model,
             torch.optim.SGD(model.parameters(), lr=0.1),

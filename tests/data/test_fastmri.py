@@ -144,7 +144,7 @@ def test_every_slice_is_an_example_and_a_patient_owns_several(root: Path) -> Non
 
 def test_a_patient_on_both_sides_is_refused_but_in_the_release(root: Path) -> None:
     write(root / "fastMRI" / FOLDERS[1] / "file1000009.h5", 9, patient="p0")
-    with pytest.raises(UserError, match=r"patient p0 has volumes in singlecoil_train and in singl"):
+    with pytest.raises(UserError, match=r"patient p0 .*singlecoil_train"):
         FastMri(**SMALL).load(root)
     splits = FastMri(**SMALL).read_splits(find_volumes(root / "fastMRI"), "official", "")
     assert "1 patients have volumes on both sides" in splits.notes
@@ -179,7 +179,7 @@ def test_a_file_without_a_patient_is_nobody_elses(root: Path) -> None:
     splits = FastMri(**SMALL).load(root)
     assert [*splits.owner_names] == ["p9", "p0", "p1", "p9.h5", "p2"]
     write(root / "fastMRI" / FOLDERS[1] / "b.h5", 9, patient="p9.h5")
-    with pytest.raises(UserError, match=r"b\.h5: is of patient 'p9\.h5', which is the name of a f"):
+    with pytest.raises(UserError, match=r"b\.h5: .*'p9\.h5'"):
         FastMri(**SMALL).load(root)
 
 

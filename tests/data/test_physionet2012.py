@@ -89,7 +89,7 @@ def test_a_patient_in_both_sets_is_refused(small_root: Path, tmp_path: Path) -> 
     shutil.copy(home / "set-a" / "132000.txt", home / "set-b")
     with (home / "Outcomes-b.txt").open("a") as table:
         table.write("132000,10,5,7,-1,1\n")
-    with pytest.raises(UserError, match="1 owners of training examples in its test part too"):
+    with pytest.raises(UserError, match=r"1 owners .*test part"):
         dataset("physionet2012").load(tmp_path)
 
 

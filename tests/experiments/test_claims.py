@@ -124,9 +124,7 @@ def test_a_sweep_fills_a_row_with_each_job(sweeping: str) -> None:
         ("algorithm.gradient=wirtinger", "model.hidden=[8]"),
         ("algorithm.gradient=autograd", "model.hidden=[8]"),
     ]
-    with pytest.raises(
-        UserError, match=r"row of zeta_dp_2021/1 in recipe 'sweeping', 'wirtinger' is not known"
-    ):
+    with pytest.raises(UserError, match=r"zeta_dp_2021/1 .*'sweeping', 'wirtinger'"):
         claims.fillings(TABLE, Path("none"))
 
 

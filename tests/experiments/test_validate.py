@@ -172,9 +172,7 @@ def test_what_a_run_refuses_is_refused_by_validate_too(
 
 
 def test_what_an_optimizer_refuses_is_told_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        UserError, match=r"^optimizer=sgd: `fused` and `foreach` cannot be `True` together\.$"
-    ):
+    with pytest.raises(UserError, match=r"^optimizer=sgd: .*fused.*foreach"):
         validated("recipe=mnist", "++optimizer.fused=true", "++optimizer.foreach=true")
 
     def refuses(self: torch.optim.SGD) -> None:
@@ -183,7 +181,7 @@ def test_what_an_optimizer_refuses_is_told_before_the_run(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(torch.optim.SGD, "step", refuses)
     monkeypatch.setattr(build, "_STEPPING", set())
-    with pytest.raises(UserError, match=r"^optimizer=sgd: .*: not of \{torch\.complex64\}\."):
+    with pytest.raises(UserError, match=r"^optimizer=sgd: .*complex64"):
         validated("recipe=quickstart", "optimizer=sgd")
 
 

@@ -205,7 +205,7 @@ def test_a_model_that_has_not_taken_the_steps_of_its_ledger_is_refused(
     train(trained, most=2)
     trained.save()
     forgetful = make()
-    with pytest.raises(UserError, match=r"6 steps .* call private\.resume\(\) to continue"):
+    with pytest.raises(UserError, match=r"6 steps .*private\.resume\(\)"):
         train(forgetful)
     assert forgetful.resume()
     assert len(train(forgetful)) == 8
@@ -428,7 +428,7 @@ def test_a_training_that_diverges_says_so(
     private = make(model, optimizer=optimizer, epochs=steps / 5, seed=3)
     if math.isinf(rate):
         optimizer.param_groups[0]["lr"] = math.inf  # as a schedule may have it
-        with pytest.raises(UserError, match=r"^diverged at step 50: the weights are not finite"):
+        with pytest.raises(UserError, match=r"^diverged at step 50"):
             train(private)
         assert private.ledger.releases == 50
     else:

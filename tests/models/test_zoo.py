@@ -278,7 +278,7 @@ def test_without_weights_there_is_a_sentence(
 
     make = lookup("model", "resnet18_transfer")
     monkeypatch.setattr(ResNet18_Weights, "get_state_dict", unreachable)
-    with pytest.raises(UserError, match=r"could not download them.*Set model\.weights=FILE"):
+    with pytest.raises(UserError, match=r"model\.weights=FILE"):
         make((3, 32, 32), 10)
     (tmp_path / "text.pth").write_text("no weights")
     torch.save({"conv1.weight": torch.zeros(1)}, tmp_path / "other.pth")

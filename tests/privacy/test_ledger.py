@@ -379,12 +379,12 @@ def test_another_runs_ledger_is_refused(path: Path) -> None:
     write(path, 0, 1, 2)
     with pytest.raises(LedgerError, match="line 1: belongs to another mechanism"):
         Ledger(path, OTHER_MECHANISM, True)
-    with pytest.raises(LedgerError, match="line 1: belongs to another mechanism or noise source"):
+    with pytest.raises(LedgerError, match=r"line 1: .*another mechanism"):
         reopen(path, repeatable=False)
     # of the same mechanism, but with other steps: only the checkpoint can tell
     write(path.with_name("other"), 0, 0, 1, repeatable=False)
     position = write(path.with_name("mine"), 0, 1, 2, repeatable=False).position
-    with pytest.raises(LedgerError, match="does not hold the release after which the checkpoint"):
+    with pytest.raises(LedgerError, match=r"release .* checkpoint"):
         reopen(path.with_name("other"), False, position)
 
 

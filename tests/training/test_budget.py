@@ -211,7 +211,7 @@ def test_two_runs_one_after_the_other_cannot_pass_the_total_budget(
     first = finished.record.document["privacy"]
     twice = compose_epsilon([spent_by(finished.record.document)] * 2, first["delta"])
     assert first["epsilon_tight"] < twice < 2 * first["epsilon_tight"]
-    with pytest.raises(UserError, match=rf"have a tight ε of .* would be {show_epsilon(twice)}"):
+    with pytest.raises(UserError, match=rf"tight ε of .* {show_epsilon(twice)}"):
         carry_out(tmp_path, "seed=1", f"privacy.total_budget={twice * 0.999}")
     assert len(list(tmp_path.glob("runs/*/*/record.json"))) == 1
     assert [len(steps_in(path)) for path in tmp_path.glob("runs/*/*/ledger.jsonl")].count(0) == 1
@@ -231,7 +231,7 @@ def test_other_mechanisms_and_secure_runs_count_and_other_data_does_not(
     begin(tmp_path, "privacy.secure=true", z=4)
     one = spent_by(finished.record.document)
     both = compose_epsilon([one, replace(one, z=4)], own["delta"])
-    with pytest.raises(UserError, match=f"2 runs .* have a tight ε of {show_epsilon(both)}"):
+    with pytest.raises(UserError, match=rf"2 runs .* ε of {show_epsilon(both)}"):
         begin(tmp_path, f"privacy.total_budget={both}", name="c")
     other = ["dataset=synthetic_images", "dataset.shape=[8,8]", "dataset.complex_valued=true"]
     begin(tmp_path, *other, f"privacy.total_budget={both}", name="d")
@@ -254,7 +254,7 @@ def test_other_options_of_the_same_files_do_not_hide_what_was_spent(
     if not listed:  # of an older version, or in a clone: its record alone is there
         (finished.path.parent / FILE).unlink()
     spent = finished.record.document["privacy"]["epsilon_tight"]
-    with pytest.raises(UserError, match=f"1 runs in .* have a tight ε of {show_epsilon(spent)}"):
+    with pytest.raises(UserError, match=rf"1 runs .* ε of {show_epsilon(spent)}"):
         begin(tmp_path, f"dataset.{option}", f"privacy.total_budget={spent}")
     begin(tmp_path, f"dataset.{option}")
     shown = budget_of(tmp_path)
@@ -284,7 +284,7 @@ def test_a_budget_adds_what_is_spent_of_one_unit(finished: Outcome, tmp_path: Pa
         begin(tmp_path, by_unit, f"privacy.total_budget={own['epsilon_tight']}")
     both = of_unit + own["epsilon_tight"]
     done = carry_out(tmp_path, by_unit, f"privacy.total_budget={both}")
-    with pytest.raises(UserError, match=r"protect different units \(example, image.*\), so their"):
+    with pytest.raises(UserError, match=r"units \(example, image"):
         begin(tmp_path, "privacy.total_budget=1000")
     runs, _ = find_spendings(tmp_path)
     shown = budget_of(tmp_path)
@@ -316,7 +316,7 @@ def test_a_run_that_was_stopped_counts_with_all_the_steps_it_plans(tmp_path: Pat
     home = begin(tmp_path, budget, steps=40, name="a")
     assert (planned().spent.steps, planned().finished) == (40, False)
     assert "Unfinished runs: 1" in " ".join(budget_of(tmp_path).notes)
-    with pytest.raises(UserError, match=r"1 runs in .* on files of this phase_digits have a tight"):
+    with pytest.raises(UserError, match=r"1 runs .*phase_digits"):
         begin(tmp_path, budget, steps=100)
     begin(tmp_path, budget, steps=45, name="a")  # itself, further
     # what is not known is not taken for nothing
@@ -435,7 +435,7 @@ def test_a_copy_or_an_export_of_a_finished_run_counts_no_second_time(
 
 
 def test_runs_that_cannot_be_added_are_refused(finished: Outcome, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="protect different neighbours, so their total ε"):
+    with pytest.raises(UserError, match="different neighbours"):
         begin(tmp_path, *UNIFORM, "privacy.total_budget=100")
     carry_out(tmp_path, "algorithm=sgd")
     with pytest.raises(UserError, match="have a tight ε of ∞"):

@@ -101,7 +101,7 @@ def test_a_run_of_a_clone_without_its_ledger_keeps_its_steps(tmp_path: Path, don
 
 def test_only_one_run_that_no_process_is_at_is_deleted(tmp_path: Path, done: Outcome) -> None:
     carry_out(tmp_path, "seed=1")
-    with pytest.raises(UserError, match=r"quickstart: names 2 runs\. Name each to delete: quick"):
+    with pytest.raises(UserError, match=r"quickstart: .*2 runs"):
         find_homes(tmp_path, ["quickstart"])
     with pytest.raises(UserError, match="nothing: does not match any run"):
         find_homes(tmp_path, ["nothing"])

@@ -113,7 +113,7 @@ def test_reading_ahead_keeps_order_and_tells_errors(count: int) -> None:
 
 
 def test_ranks_of_one_machine_take_its_gpus_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"device=cuda:63: this machine has \d+ CUDA devices"):
+    with pytest.raises(UserError, match=r"device=cuda:63: .*\d+ CUDA devices"):
         pick_device("cuda:63")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -102,7 +102,7 @@ def test_runs_from_other_weights_are_other_runs_with_other_noise(
 
 def test_weights_that_know_private_data_are_refused(start: Outcome, tmp_path: Path) -> None:
     told(start, provenance="official", name="chest_xray")
-    with pytest.raises(UserError, match="chest_xray, which is neither generated nor public"):
+    with pytest.raises(UserError, match=r"chest_xray, .*public"):
         setup_of(tmp_path, FROM)
     told(start, name="brought_by_a_plugin")
     with pytest.raises(UserError, match="neither generated nor public"):

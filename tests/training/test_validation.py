@@ -60,10 +60,10 @@ def test_what_cannot_be_held_out_is_refused() -> None:
     data = own(range(OWNERS))
     with pytest.raises(UserError, match="has validation examples of its own"):
         pick_owners(replace(data, validation=TEST), SHARE)
-    with pytest.raises(UserError, match="holds out 0 of 2 training examples, of 1 owners"):
+    with pytest.raises(UserError, match="0 of 2 training examples"):
         pick_owners(own(range(1)), 0.001)
     unknown = Examples(torch.zeros(8, 2), torch.zeros(8))
-    with pytest.raises(UserError, match=r"dataset\.validation_share: a patient owns up to 3"):
+    with pytest.raises(UserError, match=r"dataset\.validation_share: .* 3"):
         pick_owners(Splits(unknown, TEST, (2,), 1, "own", "", examples_per_patient=3), SHARE)
 
 

@@ -54,7 +54,7 @@ def test_every_record_is_at_one_node_and_a_patients_records_together() -> None:
 
 
 def test_patients_that_cannot_be_dealt_are_refused() -> None:
-    with pytest.raises(UserError, match=r"node \d has none of the 3 patients, .* another seed"):
+    with pytest.raises(UserError, match=r"node \d .*3 patients"):
         split_by_patient(splits(3, 5), 4, seed=0)
     some = [Examples(torch.randn(n, 1), torch.zeros(n)) for n in (90, 1)]
     unknown = Splits(*some, (1,), 4, "synthetic", "")
@@ -118,9 +118,7 @@ def test_tensors_travel_without_loss() -> None:
         assert torch.equal(arrived[name], value)
     assert digest(arrived) == digest(sent)
     assert {"round": 7, "whole": True}.items() <= values_of(message).items()
-    with pytest.raises(
-        ValueError, match=r"'real float64 \[7\]' where 'real float32 \[7\]' was expected"
-    ):
+    with pytest.raises(ValueError, match=r"real float64 \[7\].*real float32 \[7\]"):
         tensors_of(message, sent | {"real": torch.zeros(7)})
 
 

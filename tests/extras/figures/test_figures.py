@@ -57,7 +57,7 @@ def test_the_papers_epsilons_stand_beside_the_tight_ones(tmp_path: Path) -> None
     (axes,) = figures.draw("epsilon", tmp_path).axes
     assert len(axes.get_lines()) == len(papers.titles()) + 1
     assert "not drawn: 20 claims" in axes.get_title(loc="left")
-    with pytest.raises(UserError, match=r"figure 'epsilom' is not known\. Did you mean 'epsilon'"):
+    with pytest.raises(UserError, match=r"'epsilom'.*'epsilon'"):
         figures.draw("epsilom", tmp_path)
 
 
@@ -129,7 +129,7 @@ def test_without_a_curve_as_published_nothing_is_drawn(tmp_path: Path) -> None:
     build(tmp_path, filling("short", "bp_10.24", variant="10 of 200 epochs")).write(
         papers.file_of(FIGURE, tmp_path)
     )
-    with pytest.raises(UserError, match="none of the paper's curves was run as published"):
+    with pytest.raises(UserError, match="as published"):
         figures.draw(FIGURE, tmp_path)
 
 

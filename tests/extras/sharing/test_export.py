@@ -169,7 +169,7 @@ def test_a_damaged_ledger_is_not_handed_on(
     results = shutil.copytree(finished.path.parents[3], tmp_path / "results")
     (path,) = results.glob("runs/*/*/ledger.jsonl")
     path.write_text("".join(damage(path.read_text().splitlines(keepends=True))))
-    with pytest.raises(UserError, match=r"ledger\.jsonl: is damaged.*its ε cannot be trusted"):
+    with pytest.raises(UserError, match=r"ledger\.jsonl: is damaged"):
         export(results, "quickstart", tmp_path / "model")
 
 

@@ -94,7 +94,7 @@ def test_an_output_replaces_nothing_but_files(
         lambda: predict_file(exported, tmp_path / "in.npy", there("a.npy")),
     ]
     for write in writes:
-        with pytest.raises(UserError, match=r"exists but is not a regular file; choose another"):
+        with pytest.raises(UserError, match=r"not a regular file"):
             write()
     page = there("page.html")
     words = ["report", "--results", str(tmp_path / "results"), "--output", str(page)]

@@ -58,13 +58,13 @@ def test_a_loop_s_weights_come_back_into_its_network(of_loop: Path, tmp_path: Pa
     model = zdp_bench.load(of_loop, model=network())
     assert not model.training
     assert not torch.equal(model[0].weight, network()[0].weight)  # type: ignore[index]
-    with pytest.raises(UserError, match=r"of 'Sequential', whose code is not .*model=\.\.\."):
+    with pytest.raises(UserError, match=r"'Sequential'.*model=\.\.\."):
         zdp_bench.load(of_loop)
     with pytest.raises(UserError, match=r"does not fit the model: .*size mismatch"):
         zdp_bench.load(of_loop, model=nn.Sequential(nn.Linear(4, 9)))
     with pytest.raises(UserError, match=r"model='network': pass the network itself"):
         zdp_bench.load(of_loop, model="network")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"is not an exported model, because it has no record.json"):
+    with pytest.raises(UserError, match=r"no record\.json"):
         zdp_bench.load(tmp_path / "modle")
 
 

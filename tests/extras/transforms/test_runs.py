@@ -137,7 +137,7 @@ def network_of_own_weights(folder: Path, *more: str) -> list[str]:
 def test_weights_trained_on_the_private_data_are_refused(tmp_path: Path) -> None:
     words = network_of_own_weights(tmp_path, "dataset=cifar10")
     private = configured([*words, "representation.trained_on=CIFAR10"])
-    with pytest.raises(UserError, match="were trained on CIFAR10, which this run should keep"):
+    with pytest.raises(UserError, match="trained on CIFAR10"):
         build_representation(private, (3, 32, 32), torch.float32)
     other = configured([*words, "representation.trained_on=svhn"])
     build_representation(other, (3, 32, 32), torch.float32)
@@ -204,7 +204,7 @@ def test_no_path_of_a_stranger_s_record_is_opened(tmp_path: Path) -> None:
     assert found.digest == described["digest"]
     network_of_own_weights(tmp_path)
     (tmp_path / "w.pth").rename(copy)
-    with pytest.raises(UserError, match="the weights or the version of zdp-bench differ"):
+    with pytest.raises(UserError, match="weights or the version"):
         find_representation(tmp_path, config, record, copy)
 
 

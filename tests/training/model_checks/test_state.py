@@ -79,7 +79,7 @@ def test_a_layer_that_shortens_its_rows_is_refused_however_long_they_are(
     model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(4))
     model(torch.zeros(1, 3, dtype=torch.int64))
     before = copy.deepcopy(layer.weight)
-    with pytest.raises(UserError, match=r"layer '0' \(.*\) changes its 'weight'.*max_norm"):
+    with pytest.raises(UserError, match=r"layer '0' .*'weight'.*max_norm"):
         check(model, torch.zeros(0, 3, dtype=torch.int64))
     assert torch.equal(layer.weight, before)
 
@@ -153,7 +153,7 @@ def count_passes(net: Any, x: Tensor) -> Tensor:
 
 
 def test_what_counts_passes_is_refused() -> None:
-    with pytest.raises(UserError, match=r"layer '1' \(Made\) changes 'passes' in each pass"):
+    with pytest.raises(UserError, match=r"layer '1' .*'passes'"):
         check(mlp(Made(count_passes, passes=0)))
 
 
@@ -163,7 +163,7 @@ def test_a_part_made_in_the_first_pass_is_asked_for() -> None:
             net.head = nn.Linear(x.shape[1], CLASSES)
         return net.head(x)
 
-    with pytest.raises(UserError, match=r"'head\.\w+' is made in the first pass.*call the model"):
+    with pytest.raises(UserError, match=r"'head\.\w+' .*first pass"):
         check(Made(build_head, head=None, first=nn.Linear(5, 5)))
 
 
@@ -262,7 +262,7 @@ def test_a_weight_written_while_gradients_are_computed_ends_a_loop_for_good(
     private = make(nn.Sequential(layer), **given)
     train_it, export = partial(train, private), partial(private.export, tmp_path / "out")
     for act in (train_it, train_it, private.save, export):
-        with pytest.raises(UserError, match=r"'0\.weight' was changed by the model or the loss"):
+        with pytest.raises(UserError, match=r"'0\.weight' was changed"):
             act()
     assert private.ledger.releases == 1
     assert not (tmp_path / "out").exists()
