@@ -27,7 +27,7 @@ from tests.test_records import record, save
 from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS, GROUPS
 from zdp_bench.cli.parser import build_parser, list_keys
-from zdp_bench.config.plugins import every_key
+from zdp_bench.config.plugins import list_all_keys
 
 TINY = ["trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]", "threads=1"]
 TINY += ["accountant=gdp_clt"]  # the quickest
@@ -427,7 +427,7 @@ def test_list_searches_every_kind_and_says_data_and_time(
 
 def test_every_key_that_a_yaml_file_names_is_suggested() -> None:
     listed = set(list_keys())
-    keys = [key for key, _ in every_key() if not key.startswith(("launcher", "hydra"))]
+    keys = [key for key, _ in list_all_keys() if not key.startswith(("launcher", "hydra"))]
     unnamed = [key for key in keys if key not in listed]
     # the options of torch's optimizers and schedulers that our YAML leaves to torch
     assert not [key for key in unnamed if not key.startswith(("optimizer.", "scheduler."))], unnamed

@@ -26,7 +26,7 @@ from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.config import compose, configured, parse
-from zdp_bench.config.plugins import every_key
+from zdp_bench.config.plugins import list_all_keys
 from zdp_bench.experiments.claims import jobs_of
 from zdp_bench.training.setup import describe_data
 
@@ -444,7 +444,7 @@ def test_the_reference_has_every_command_and_every_key(monkeypatch: pytest.Monke
     assert not [v for v, command in COMMANDS.items() if f"| `{v}` | {command.HELP} |" not in page]
     text = reference.fill(page)
     assert "<!-- " not in text, "what is shown in the repository is replaced"
-    keys = [key for key, _ in every_key() if not key.startswith("launcher")]
+    keys = [key for key, _ in list_all_keys() if not key.startswith("launcher")]
     assert not [key for key in keys if f"`{key}" not in text and f"## {key}\n" not in text]
     assert not [verb for verb in COMMANDS if f"## {verb}\n" not in text]
 

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from tests.test_large_data import take_step
 from zdp_bench.config import compose, parse
 from zdp_bench.config.compose import group_options
-from zdp_bench.config.plugins import every_key
+from zdp_bench.config.plugins import list_all_keys
 from zdp_bench.config.schema import GROUPS
 from zdp_bench.errors import UserError
 from zdp_bench.training.setup import Setup
 
 # Where and how, and what would leave this machine.
 FIXED = ("paths", "hydra", "launcher", "device", "threads", "recipe")
-KEYS = [key for key, _ in every_key() if not key.startswith(FIXED)]
+KEYS = [key for key, _ in list_all_keys() if not key.startswith(FIXED)]
 WORDS = """
 null true 0 1 -1 2 0.5 1e-3 1e308 -inf nan abc '' ε ??? ${seed} ${no}
 [] [4] [4,3] [0] [a] [[1]] {} {a:1} [1 { a,b range(1,3) 1..2

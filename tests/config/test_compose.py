@@ -17,9 +17,9 @@ from zdp_bench.config.plugins import (
     TORCH,
     TORCH_TYPES,
     check_options,
-    every_key,
     find_builder,
-    own_keys,
+    list_all_keys,
+    plugin_keys,
 )
 from zdp_bench.config.schema import COMMON_KEYS, MAY_BE_NONE
 from zdp_bench.config.types import Count, check_value
@@ -118,7 +118,7 @@ def test_options_need_immutable_defaults() -> None:
 
 
 def test_every_key_is_listed_once_with_its_default() -> None:
-    listed = every_key()
+    listed = list_all_keys()
     keys = dict(listed)
     assert len(keys) == len(listed)
     assert keys["seed"] == "0"
@@ -150,7 +150,7 @@ def test_a_recipes_schedule_can_be_left_out() -> None:
 def test_every_parameter_of_torchs_has_a_type_and_its_default_is_of_it(kind: str) -> None:
     for name in TORCH[kind][1]:
         parameters = signature(find_builder(kind, name)).parameters
-        for key in own_keys(kind, name):
+        for key in plugin_keys(kind, name):
             default = parameters[key].default
             assert key in TORCH_TYPES
             if default is not Parameter.empty and not isinstance(default, torch.Tensor):

@@ -18,7 +18,7 @@ from zdp_bench import assets
 from zdp_bench.config import check, compose, configured, to_plain
 from zdp_bench.config.compose import files
 from zdp_bench.config.digests import experiment_digest
-from zdp_bench.config.plugins import check_plugin, common_keys, own_keys
+from zdp_bench.config.plugins import check_plugin, common_keys, plugin_keys
 from zdp_bench.config.schema import COMMON_KEYS, PLUGINS, SECTIONS, Scalars
 from zdp_bench.errors import UserError
 
@@ -70,7 +70,7 @@ def test_every_spelling_of_an_option_is_one_value(kind: str) -> None:
         yaml = assets.read_yaml(files(kind)[name])
         base = {key: "x" if value == "???" else value for key, value in yaml.items()}
         base.pop("card", None)
-        for key in set(own_keys(kind, name)) - {*common_keys(kind, name)}:
+        for key in set(plugin_keys(kind, name)) - {*common_keys(kind, name)}:
             accepted += require_one_value(partial(option, kind, base, key))
     assert accepted > 0 or kind in ("task", "logger")
 

@@ -131,7 +131,7 @@ def find_builder(kind: str, name: str) -> Callable[..., Any]:
     raise unknown(kind, name, allowed)
 
 
-def own_keys(kind: str, name: str) -> list[str]:
+def plugin_keys(kind: str, name: str) -> list[str]:
     """Return all keys of a plug-in, including those that all of its kind have."""
     builder = find_builder(kind, name)
     if kind in TORCH:
@@ -160,7 +160,7 @@ def check_plugin(kind: str, node: dict[str, Any]) -> Plugin:
     if not isinstance(name, str):
         raise UserError(f"{kind}.name is missing: choose a {kind}, such as {kind}=NAME.")
     builder = find_builder(kind, name)
-    keys = own_keys(kind, name)
+    keys = plugin_keys(kind, name)
     for key in options:
         if key not in keys:
             raise unknown("key", f"{kind}.{key}", [f"{kind}.{known}" for known in keys])
@@ -227,7 +227,7 @@ def drop_foreign_options(
     return options
 
 
-def every_key() -> list[tuple[str, str]]:
+def list_all_keys() -> list[tuple[str, str]]:
     """Return all dotted keys of a run, each with its default or the plug-ins that have it."""
     plain = assets.read_yaml(assets.CONF / "config.yaml")
     keys = []
@@ -256,7 +256,7 @@ def _owners_of_keys(kind: str) -> dict[str, list[str]]:
         if name == "none":
             continue
         yaml = assets.read_yaml(files(kind)[name]) if name in files(kind) else {}
-        for key in yaml if kind == "trainer" else own_keys(kind, name):
+        for key in yaml if kind == "trainer" else plugin_keys(kind, name):
             owner = f"{name} {_show(yaml[key])}" if key in yaml else name
             owners.setdefault(key, []).append(owner)
     return owners

@@ -23,7 +23,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from zdp_bench.config.compose import files, group_options
-from zdp_bench.config.plugins import own_keys
+from zdp_bench.config.plugins import plugin_keys
 from zdp_bench.config.schema import GROUPS, PLUGINS, SECTIONS, Scalars
 from zdp_bench.errors import UserError, first_line, unknown
 from zdp_bench.foreign_files import parse_yaml, read_text
@@ -167,7 +167,7 @@ def _explain_unknown(key: str, overrides: Sequence[str]) -> str:
     chosen = [word.split(",")[0] for word in overrides if word.partition("=")[0] in CHOICES]
     (section, _, name), sections = key.partition("."), to_plain(compose(chosen))
     plugin = (sections.get(section) or {}).get("name") if section in PLUGINS else None
-    if plugin and name in own_keys(section, plugin):
+    if plugin and name in plugin_keys(section, plugin):
         return f"key '{key}' is not set by this recipe: write +{key}=... to add it."
     known = [f"{section}.{name}" for section in SECTIONS for name in sections[section]]
     known += [f"{kind}.{name}" for kind in PLUGINS for name in sections[kind] or {}]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from zdp_bench.config.plugins import own_keys
+from zdp_bench.config.plugins import plugin_keys
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.library.model_check import require_module
 from zdp_bench.library.optimizers import Several, require_held
@@ -87,7 +87,7 @@ def require_randomness(seed: int | None, secure: bool) -> None:
 
 def require_options(algorithm: str, options: Iterable[str], arguments: Iterable[str]) -> None:
     """Reject names that are neither arguments of `make_private` nor options of the algorithm."""
-    keys = own_keys("algorithm", algorithm)
+    keys = plugin_keys("algorithm", algorithm)
     for name in options:
         if name not in keys:
             raise unknown("make_private: argument", name, {*keys, *arguments} - {"options"})

@@ -84,9 +84,9 @@ def _list(kind: str) -> list[tuple[str, str]]:
         tables = [*papers.ours(), *papers.available()]
         return [(name, ", ".join(papers.recipes_of(name)) or "no recipe yet") for name in tables]
     if kind == "keys":
-        from zdp_bench.config.plugins import every_key
+        from zdp_bench.config.plugins import list_all_keys
 
-        return every_key()
+        return list_all_keys()
     from zdp_bench.registry import FOREIGN, HOMES
 
     group = kind.removesuffix("s")

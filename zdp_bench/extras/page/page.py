@@ -38,7 +38,7 @@ from zdp_bench.tasks.metric import BUILT_IN, describe
 # Descriptions of the page's parts with tables of other commands.
 COST = (
     "The test metric without privacy and at three tight ε. The number in brackets is the "
-    "fraction of the non-private gain over the trivial baseline that private training keeps."
+    "fraction of the non-private gain over the trivial baseline that private training retains."
 )
 EPSILON = "Each ε in five papers, how it is reproduced, and the tight ε of its mechanism."
 FACEOFF = "All algorithms on one network and data set at equal tight ε."

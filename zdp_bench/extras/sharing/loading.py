@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from zdp_bench.config import check, compose, to_plain
-from zdp_bench.config.plugins import own_keys
+from zdp_bench.config.plugins import plugin_keys
 from zdp_bench.config.schema import PLUGINS, SECTIONS, Plugin, Run
 from zdp_bench.config.words import check_values
 from zdp_bench.data import DatasetInfo, Splits
@@ -187,7 +187,7 @@ def config_of(record: Document) -> Run:
         if key in SECTIONS and isinstance(value, dict):
             value = {**default[key], **_drop_removed(value, default[key])}
         elif key in PLUGINS and isinstance(value, dict) and isinstance(value.get("name"), str):
-            value = _drop_removed(value, ["name", *own_keys(key, value["name"])])
+            value = _drop_removed(value, ["name", *plugin_keys(key, value["name"])])
         config[key] = value
     return check(config)
 

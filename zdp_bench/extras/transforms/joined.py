@@ -20,7 +20,7 @@ from pydantic import AfterValidator
 from torch import Tensor, nn
 
 from zdp_bench.config.compose import defaults
-from zdp_bench.config.plugins import check_plugin, own_keys
+from zdp_bench.config.plugins import check_plugin, plugin_keys
 from zdp_bench.config.types import SEED, check_value
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.errors import UserError, unknown
@@ -70,7 +70,7 @@ def _check_part(part: str | dict[str, Any]) -> dict[str, Any]:
         )
     if name == "joined":
         raise UserError("representation.parts: joined cannot be a part of itself.")
-    keys = [f"{PARTS}.{key}" for key in (*PART_KEYS, *own_keys("representation", name))]
+    keys = [f"{PARTS}.{key}" for key in (*PART_KEYS, *plugin_keys("representation", name))]
     for key in options:
         if f"{PARTS}.{key}" not in keys:
             raise unknown("key", f"{PARTS}.{key}", keys)
