@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import traceback
 from collections.abc import Callable, Iterator
@@ -20,6 +21,10 @@ VALUES: list[Any] = [
     *([], {}, [1], [[]], [None], [10**7, 10**7], [10**10], {"": 1}, {"name": []}, [3] * 2000),
     *("float32", "bool", "nn", "complex128", "none", "/dev/zero", "../../x"),
 ]
+
+WORDS = ["", "0", "-1", "1", "7", "1e30", "1e400", "9" * 30, "9" * 5000, "nan", "inf", "null"]
+WORDS += ["true", "x", "'", '"', '""', ",", ";", ":", "- ", "&a", "*a", "!!python/name:os.system"]
+WORDS += ["${seed}", "${oc.env:HOME}", "../../x", "/dev/zero", "ε" * 300, "\t", "{", "[", "]", " "]
 
 
 def places(node: Any) -> Iterator[tuple[Any, Any]]:
@@ -50,8 +55,8 @@ def edit_values(body: Any, draw: random.Random) -> None:
             node[key] = deepcopy(draw.choice(VALUES))
 
 
-def replace_file(path: Path, draw: random.Random) -> None:
-    """Put something else in the place of a file."""
+def replace_file(path: Path, draw: random.Random, largest: int = 1 << 36) -> None:
+    """Put something else in the place of a file, of at most so many bytes."""
     path.unlink()
     links = ["/dev/zero", "/dev/random", "/dev/tty", path.name, "/none"]
     texts = ["[" * 100_000, '{"a":' * 500 + "1" + "}" * 500, "null", "[]"]
@@ -61,9 +66,14 @@ def replace_file(path: Path, draw: random.Random) -> None:
         lambda: path.mkdir(),
         lambda: path.write_bytes(draw.randbytes(draw.choice([0, 1, 100]))),
         lambda: path.write_text(draw.choice(texts)),
-        lambda: (path.touch(), os.truncate(path, 1 << 36)),
+        lambda: (path.touch(), os.truncate(path, largest)),
     ]
     draw.choice(makers)()
+
+
+def replace_ledger(path: Path, draw: random.Random) -> None:
+    """Put something else in the place of a ledger, which is read however long it is."""
+    replace_file(path, draw, 1 << 24)
 
 
 def spoil_bytes(path: Path, draw: random.Random) -> None:
@@ -79,6 +89,33 @@ def spoil_bytes(path: Path, draw: random.Random) -> None:
         else:
             body[place:place] = draw.choice([b"\xff\xfe", b"\n", b"\x00", b"[" * 5000])
     path.write_bytes(body)
+
+
+def spoil_head(path: Path, draw: random.Random) -> None:
+    """Overwrite up to eight bytes near the beginning of a file, as with another number."""
+    body = bytearray(path.read_bytes())
+    for _ in range(draw.choice([1, 1, 2])):
+        place, count = draw.randrange(min(len(body), 512)), draw.choice([1, 1, 2, 4, 8])
+        new = draw.choice([b"\x00", b"\x01", b"\x7f", b"\x80", b"\xff", b"0", b"9", b"-"])
+        body[place : place + count] = new * len(body[place : place + count])
+    path.write_bytes(body)
+
+
+def edit_text(path: Path, draw: random.Random) -> None:
+    """Change words of a text, or drop, repeat, swap or cut its lines."""
+    lines = path.read_text().splitlines()
+    number, how = draw.randrange(len(lines)), draw.randrange(7)
+    if how == 0:
+        del lines[number]
+    elif how == 1:
+        lines.insert(number, lines[draw.randrange(len(lines))])
+    elif how == 2:
+        lines[number] = lines[number][: draw.randrange(len(lines[number]) + 1)]
+    else:
+        words = re.split(r"(\W+)", lines[number])
+        words[draw.randrange(len(words))] = draw.choice(WORDS)
+        lines[number] = "".join(words)
+    path.write_text("\n".join(lines) + "\n")
 
 
 def edit_lines(path: Path, draw: random.Random) -> None:
@@ -104,23 +141,31 @@ def edit_json(path: Path, draw: random.Random) -> None:
     path.write_text(text.replace("NaN", '"nan"') if draw.random() < 0.5 else text)
 
 
+class Hangs(BaseException):
+    """A block takes too long. No `Exception`, which readers take for a fault of the file."""
+
+
 @contextmanager
 def within(seconds: int) -> Iterator[None]:
-    """Raise a TimeoutError inside after this many seconds."""
+    """Raise `Hangs` inside after so many seconds of computing, or ten times as many of waiting."""
 
     def stop(*_: object) -> None:
-        raise TimeoutError(f"longer than {seconds} s")
+        raise Hangs(f"longer than {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGPROF, signal.SIGALRM)}
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 10 * seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def name_error(error: BaseException) -> str:
     """Return an error in short, with the file and the line that raised it."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-2 if isinstance(error, Hangs) else -1]
     return f"{error!r:.200} {last.filename}:{last.lineno}"

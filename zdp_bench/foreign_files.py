@@ -125,7 +125,7 @@ def require_size(*sides: int) -> None:
 
 
 def open_regular(path: Path, flags: int = 0) -> BufferedReader:
-    """Open a regular file for reading; reject FIFOs and devices, which could block.
+    """Open a regular file for reading; reject FIFOs and devices, which could block, and folders.
 
     Args:
         flags: additional flags of `os.open`.
@@ -135,10 +135,14 @@ def open_regular(path: Path, flags: int = 0) -> BufferedReader:
     def open_without_blocking(name: str, default_flags: int) -> int:
         return os.open(name, default_flags | flags | os.O_NONBLOCK, 0o666)
 
-    file = open(path, "rb", opener=open_without_blocking)  # noqa: SIM115 - the caller closes it
+    irregular = UserError(f"{path}: is not a regular file.")
+    try:
+        file = open(path, "rb", opener=open_without_blocking)  # noqa: SIM115 - the caller closes it
+    except IsADirectoryError:
+        raise irregular from None
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise UserError(f"{path}: is not a regular file.")
+        raise irregular
     return file
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.damage import within
 from zdp_bench.data import cache
 from zdp_bench.data.cache import A_DAY, load_or_make
 from zdp_bench.errors import UserError
@@ -38,6 +40,21 @@ def test_an_array_is_made_once_and_what_a_killed_process_left_goes(tmp_path: Pat
         make()
 
 
+def test_an_array_that_another_process_deletes_while_it_is_made_is_whole(tmp_path: Path) -> None:
+    """As one does whose clock has jumped ahead by more than a day."""
+
+    def blocks() -> Iterator[np.ndarray]:
+        yield ROWS[:6]
+        for partial in tmp_path.rglob("rows/.*"):
+            partial.unlink()
+        yield ROWS[6:]
+
+    for _ in range(2):
+        made = load_or_make("rows", "d" * 64, (10, 4), np.float32, blocks())
+        np.testing.assert_array_equal(made, ROWS)
+        assert not [*tmp_path.rglob("rows/*")]
+
+
 @pytest.mark.parametrize("place", [0, 148, 296])
 def test_an_array_whose_bytes_changed_is_made_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, place: int
@@ -52,6 +69,17 @@ def test_an_array_whose_bytes_changed_is_made_anew(
     caplog.clear()
     np.testing.assert_array_equal(make(), ROWS)
     assert not caplog.text
+
+
+@pytest.mark.parametrize("size", [0, 31, 200, 10**6, 1 << 36])
+def test_an_array_of_another_size_is_made_anew_without_reading_it(
+    tmp_path: Path, size: int
+) -> None:
+    make()
+    (path,) = (tmp_path / "cache" / "zdp-bench" / "rows").iterdir()
+    os.truncate(path, size)
+    with within(2):
+        np.testing.assert_array_equal(make(), ROWS)
 
 
 def test_an_array_that_is_larger_than_memory_is_mapped(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import http.server
+import os
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.damage import within
 from tests.data.helpers import dataset
 from tests.extras.own_data.own_data import KINDS, write_classes
 from tests.test_cli import run
@@ -160,6 +163,28 @@ def test_missing_files_are_fetched_and_damaged_ones_refused(
             fetch(root, of)
         assert not (root / RAW / images).exists()
         server.shutdown()
+
+
+NO_FILES: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a broken link": lambda path: path.symlink_to("none"),
+}
+
+
+@pytest.mark.parametrize("put", NO_FILES.values(), ids=NO_FILES)
+def test_what_is_no_file_is_neither_read_nor_replaced(
+    mini_mnist: Path, put: Callable[[Path], object]
+) -> None:
+    of = _card(mini_mnist / RAW, "http://127.0.0.1:9")
+    path = mini_mnist / RAW / "t10k-labels-idx1-ubyte.gz"
+    path.unlink()
+    put(path)
+    says = r"labels.*is not a regular file, or is a broken link"
+    with within(5), pytest.raises(UserError, match=says):
+        fetch(mini_mnist, of)
+    assert os.path.lexists(path)
 
 
 def test_no_network_is_one_sentence(mini_mnist: Path, tmp_path: Path) -> None:

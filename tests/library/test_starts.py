@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from tests.library.small import (
 )
 from zdp_bench.errors import UserError
 from zdp_bench.library import starts
+from zdp_bench.library.starts import Earlier
+from zdp_bench.privacy.mechanism import Sampling
 
 HOLDERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "itself": lambda model: model,
@@ -89,8 +93,37 @@ def test_weights_that_another_process_saved_are_known_by_the_file_beside_its_led
     second = make(loaded, ledger=tmp_path / "second.jsonl")
     assert [one["ledger"] for one in second.report()["start"]["trainings"]] == ["first.jsonl"]
     (tmp_path / "first.weights.json").write_text("{}")
-    with pytest.raises(UserError, match=r"first\.weights\.json: is damaged\. Delete it"):
+    with pytest.raises(UserError, match=r"first\.weights\.json: is damaged: it .*\. Delete it"):
         make(loaded, ledger=tmp_path / "second.jsonl")
+
+
+TRAINING = Earlier("first.jsonl", "", 1.2, Sampling("poisson", 0.2, 12.0, 60), 3).as_dict()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": -3},  # which would take steps off the sum
+        {"steps": 10**12},
+        {"z": -1.0},
+        {"z": 1e200},
+        {"z": math.nan},
+        {"z": None},
+        {"sampling": TRAINING["sampling"] | {"scheme": "none"}},
+        {"sampling": TRAINING["sampling"] | {"sample_rate": 0.0}},
+        {"sampling": 3},
+    ],
+    ids=str,
+)
+def test_a_file_that_states_no_training_is_damaged(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    body = {"weights": starts.weights_digest(network()), "trainings": [TRAINING | change]}
+    (tmp_path / "first.weights.json").write_text(json.dumps(body))
+    with pytest.raises(UserError, match=r"first\.weights\.json: is damaged: it .*\. Delete it"):
+        starts.find(network(), tmp_path)
+    with pytest.raises(ValueError, match="does not fit"):
+        Earlier.from_dict(TRAINING | change)
 
 
 def test_weights_of_a_training_with_other_units_are_not_exported(

@@ -305,6 +305,37 @@ def test_a_kill_while_a_cut_line_is_mended_loses_nothing(
 # ---------------------------------------------------------------------------------- what it refuses
 
 
+@pytest.mark.parametrize("lines_before", [0, 1, 3])
+@pytest.mark.parametrize("garbage", [b"null", b"[" * 2000, b"{" * 900, b'{"a":1}{"b":2}', b"\xff"])
+def test_an_end_that_no_kill_leaves_is_damage_and_counts_as_what_it_can_hold(
+    path: Path, lines_before: int, garbage: bytes
+) -> None:
+    write(path, 0, 1, 2)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:lines_before]) + garbage)
+    with pytest.raises(LedgerError, match=rf"line {lines_before + 1}: not a ledger line"):
+        reopen(path)
+    steps_before = max(0, lines_before - 1)
+    most = -(-len(garbage) // ledger_lines.MIN_STEP_LINE)
+    assert tally.count_releases([path], repeatable=True) == steps_before + most
+
+
+@pytest.mark.parametrize(
+    "put",
+    [lambda path: path.symlink_to("none"), Path.mkdir, os.mkfifo],
+    ids=["link", "dir", "pipe"],
+)
+def test_a_ledger_set_aside_that_cannot_be_read_is_one_sentence(
+    path: Path, put: Callable[[Path], object]
+) -> None:
+    write(path, 0, 1)
+    put(path.with_name(f"{path.name}.1"))
+    with pytest.raises(
+        UserError, match=r"ledger\.jsonl\.1: (cannot be read|is not a regular file)"
+    ):
+        reopen(path)
+
+
 def test_every_edit_is_refused_with_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "edited"
     write(path, 0, 1, 2, 3)

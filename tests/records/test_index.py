@@ -56,8 +56,31 @@ def change_in_place(results: Path) -> None:
     os.utime(path, ns=(time.time_ns(), time.time_ns() + 1))
 
 
+def change_and_keep_the_time(results: Path) -> None:
+    """As `cp -p` and `rsync` do, and as a clock that is set back may."""
+    path = path_of(results, "a", 0)
+    before = path.stat()
+    path.write_text(path.read_text().replace('"value": 0.5', '"value": 0.7'))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def change_days_from_now(days: int) -> Callable[[Path], None]:
+    def act(results: Path) -> None:
+        change(results)
+        moment = time.time() + days * 86_400
+        os.utime(path_of(results, "a", 0), (moment, moment))
+
+    return act
+
+
 def add(results: Path) -> None:
     save(results, record("c", 9))
+
+
+def add_long_ago(results: Path) -> None:
+    """Long before the index was written."""
+    add(results)
+    os.utime(path_of(results, "c", 9), (1, 1))
 
 
 def damage(results: Path) -> None:
@@ -65,7 +88,18 @@ def damage(results: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "reads"), [(remove, 0), (change, 1), (change_in_place, 1), (add, 1), (damage, 1)]
+    ("act", "reads"),
+    [
+        (remove, 0),
+        (change, 1),
+        (change_in_place, 1),
+        (change_and_keep_the_time, 1),
+        (change_days_from_now(-1), 1),
+        (change_days_from_now(1), 1),
+        (add, 1),
+        (add_long_ago, 1),
+        (damage, 1),
+    ],
 )
 def test_a_file_is_read_again_if_it_changed_and_no_other(
     results: Path, act: Callable[[Path], None], reads: int

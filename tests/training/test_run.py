@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,24 @@ def test_a_killed_run_goes_on_and_ends_the_same(
     resumed = execute(configured(tmp_path), watcher)  # without the key: it is no part of the run
     assert watcher.done_at_start == done
     assert repeatable(resumed.record.document) == repeatable(tiny[1].record.document)
+
+
+@pytest.mark.parametrize("jump", [-86_400, 86_400])
+def test_a_clock_that_jumps_by_a_day_changes_no_count_and_no_duration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: int
+) -> None:
+    whole = carry_out(tmp_path / "whole").record
+    clock, jumps = time.time, [0]
+    monkeypatch.setattr(time, "time", lambda: clock() + sum(jumps))
+    kill_after(monkeypatch, 4, tmp_path / "results", "execution.checkpoint_steps=3")
+    jumps.append(jump)
+    after_each_step(monkeypatch, lambda training, number: jumps.append(jump))
+    words = "execution.checkpoint_steps=3", "trainer.epochs=2"
+    record = carry_out(tmp_path / "results", *words).record
+    assert 0 <= (record.measured.train_seconds or 0) < 3600
+    assert record.privacy.steps == whole.privacy.steps
+    assert record.privacy.epsilon_tight == whole.privacy.epsilon_tight
+    assert [found.run for found in records.read_all(tmp_path / "results")] == [record.run]
 
 
 def test_a_run_that_learnt_nothing_is_recorded_with_a_warning(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from zdp_bench.errors import UserError
 CHUNK = 1 << 20  # bytes
 MAX_SILENT = 10**8  # bytes; a larger array is announced before it is written
 CHECKSUM = hashlib.sha256().digest_size  # bytes at the end of a file
+MAX_HEADER = 4096  # bytes before an array's numbers
 # Without this flag, Linux refuses a private map that is larger than memory. Python names the flag
 # since 3.13.
 NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
@@ -95,6 +96,8 @@ def load_or_make(
         with partial.open("rb+") as file:
             file.write(_hash(file))
         os.replace(partial, path)
+    except FileNotFoundError:  # another process, whose clock is a day ahead, deleted it
+        return mapped
     finally:
         partial.unlink(missing_ok=True)
     return _open(path)
@@ -154,6 +157,9 @@ def _map(
     shape: tuple[int, ...],
     dtype: type,
 ) -> np.ndarray | None:
+    rest = path.stat().st_size - math.prod(shape) * np.dtype(dtype).itemsize - CHECKSUM
+    if not 0 < rest < MAX_HEADER:  # before gigabytes are read
+        return None
     try:
         with path.open("rb") as file:
             if _hash(file) != file.read():

@@ -316,7 +316,8 @@ def fetch(root: Path, of: Card) -> list[Path]:
         The paths of the downloaded files.
 
     Raises:
-        UserError: A file cannot be downloaded or written, or has the wrong MD5.
+        UserError: A file cannot be downloaded or written, or has the wrong MD5; or something else,
+            such as a folder or a broken link, is in its place.
     """
     import pooch
     import requests
@@ -328,6 +329,11 @@ def fetch(root: Path, of: Card) -> list[Path]:
         )
     for file in wanted:
         target = root / file.path
+        if os.path.lexists(target):  # pooch would read a pipe or device without end
+            raise UserError(
+                f"{target}: is not a regular file, or is a broken link; delete it, or put the "
+                "file itself there."
+            )
         _make(target.parent)
         log.info("fetching %s from %s", target.name, of.address)
         try:

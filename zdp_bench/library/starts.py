@@ -18,10 +18,11 @@ from torch import nn
 
 from zdp_bench.disk import write_bytes
 from zdp_bench.errors import UserError
-from zdp_bench.foreign_files import Shape, Unfit, misfits, parse_as, read_json
+from zdp_bench.foreign_files import Shape, Unfit, parse_as, read_json
 from zdp_bench.library.units import PRIVATE_OWNERS
 from zdp_bench.privacy.composition import Spent, compose_epsilon
 from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.records.record import Noise, Steps
 from zdp_bench.training.checkpoint import state_digest
 
 SUFFIX = ".weights.json"  # of the file beside a ledger
@@ -49,9 +50,9 @@ class Earlier:
 
     ledger: str
     owners: str
-    z: float
+    z: Noise
     sampling: Sampling
-    steps: int
+    steps: Steps
 
     @property
     def spent(self) -> Spent:
@@ -71,9 +72,17 @@ class Earlier:
             ValueError: `plain` does not describe a training.
         """
         try:
-            return Earlier(**{**plain, "sampling": Sampling(**plain["sampling"])})
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"this describes no training: {error}") from None
+            return parse_as(Earlier, plain, "trainings")
+        except Unfit as error:
+            raise ValueError(f"it {error}") from None
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """The content of a file beside a ledger: a digest of weights, and where they come from."""
+
+    weights: str
+    trainings: tuple[Earlier, ...]
 
 
 Trainings = frozenset[Earlier]
@@ -110,11 +119,14 @@ def find(model: nn.Module, folder: Path) -> Trainings:
     digest = weights_digest(model)
     trainings = _KNOWN.get(digest, frozenset())
     for path in sorted(folder.glob(f"*{SUFFIX}")):
-        body = read_json(path)
-        if [*misfits(body, {"weights": str, "trainings": [SHAPE]})]:
-            raise UserError(f"{path}: is damaged. Delete it: weights that it names become unknown.")
-        if body["weights"] == digest:
-            trainings |= {Earlier.from_dict(training) for training in body["trainings"]}
+        try:
+            saved = parse_as(_Saved, read_json(path))
+        except Unfit as error:
+            raise UserError(
+                f"{path}: is damaged: it {error}. Delete it: weights that it names become unknown."
+            ) from None
+        if saved.weights == digest:
+            trainings |= {*saved.trainings}
     return trainings
 
 
@@ -126,10 +138,11 @@ def note_export(model: nn.Module, source: Mapping[str, Any], ledger: Path) -> No
         ledger: Ledger in the folder.
     """
     privacy = source["privacy"]
-    owners = source.get("owners")  # stated by reports of your own loops only
-    if owners is None:
-        owners = "" if privacy["epsilon_of"] == "example" else PRIVATE_OWNERS
-    earlier = (privacy.get("start") or {}).get("trainings") or ()
+    owners = "" if privacy["epsilon_of"] == "example" else PRIVATE_OWNERS
+    earlier: Iterable[Any] = ()
+    if "config" not in source:  # the report of your own loop, which states both
+        owners = source["owners"]
+        earlier = (privacy.get("start") or {}).get("trainings") or ()
     try:
         sampling = parse_as(Sampling, privacy["sampling"], "privacy.sampling")
         trainings = {Earlier(str(ledger), owners, privacy["z"], sampling, privacy["steps"])}

@@ -47,7 +47,6 @@ from pathlib import Path
 
 from zdp_bench import disk
 from zdp_bench.errors import UserError
-from zdp_bench.foreign_files import open_regular
 from zdp_bench.privacy.ledger_lines import (
     BEGINNING,
     MAX_LINE,
@@ -61,6 +60,7 @@ from zdp_bench.privacy.ledger_lines import (
     chain,
     lines_of,
     make_line,
+    open_ledger_file,
     parse,
     read_ledger,
 )
@@ -414,7 +414,7 @@ class Ledger(Tally):
 
     def _mend(self, cut: Line) -> None:
         """Replace a line that a kill cut short by the whole line, and count its step."""
-        with open_regular(self.path) as file:
+        with open_ledger_file(self.path) as file:
             content = file.read()
         whole_lines = content[: content.rfind(b"\n") + 1]
         disk.write_bytes(self.path, whole_lines + make_line(self._digest, cut.entry))
@@ -428,7 +428,7 @@ def read_ending(path: Path) -> tuple[int, bytes] | None:
     """
     if not path.is_file():
         return None
-    with open_regular(path) as file:
+    with open_ledger_file(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TAIL_BYTES))
         return size, file.read()
@@ -484,7 +484,7 @@ def _read_head(path: Path) -> Head:
     Raises:
         LedgerError: the first line of the file is not the head of a ledger.
     """
-    with open_regular(path) as file:
+    with open_ledger_file(path) as file:
         first_line = file.readline(MAX_LINE)
     entry, _ = parse(first_line)
     if not isinstance(entry, Head):
@@ -516,7 +516,7 @@ def drop_copies(ledgers: Sequence[Path]) -> list[Path]:
         return [*ledgers]
     contents = {}
     for path in ledgers:
-        with open_regular(path) as file:
+        with open_ledger_file(path) as file:
             contents[path] = file.read()
     distinct: list[Path] = []
     # The longest come first: a copy made while the original was being written is a prefix of it.
@@ -557,7 +557,7 @@ def _read_identity(path: Path) -> str | None:
 
 def has_steps(path: Path) -> bool:
     """Return True if a ledger holds a step, rather than only its head and recorded starts."""
-    with open_regular(path) as file:
+    with open_ledger_file(path) as file:
         for line in lines_of(file):
             if b'"ledger"' not in line and b'"state"' not in line:
                 return True
@@ -580,5 +580,5 @@ def _require_single_link(path: Path) -> None:
 
 
 def _digest_file(path: Path) -> str:
-    with open_regular(path) as file:
+    with open_ledger_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -25,6 +27,8 @@ OTHER_VERSION = (
     "was written by another version of zdp-bench, whose lines this one cannot count: keep its "
     "folder, with that version, outside of this results folder"
 )
+# One object, perhaps with another inside, the facts of a head. Damaged files may have zero bytes.
+_BEGINNING_OF_LINE = re.compile(rb"\{[^{}\0\n]*(?:\{[^{}\0\n]*(?:\}[^{}\0\n]*)?)?\}?")
 _encode, _decode = json.JSONEncoder(sort_keys=True).encode, json.JSONDecoder().raw_decode
 
 
@@ -234,7 +238,7 @@ def read_ledger(path: Path) -> Iterator[Line]:
     """
     digest = BEGINNING
     last = Step(-1)
-    with open_regular(path) as file:
+    with open_ledger_file(path) as file:
         for number, content in enumerate(lines_of(file), start=1):
             where = f"{path}, line {number}"
             if _is_cut(content):
@@ -259,9 +263,25 @@ def read_ledger(path: Path) -> Iterator[Line]:
 
 
 def _is_cut(content: bytes) -> bool:
-    """True if a kill cut a line short. Zero bytes mean damage instead: no line contains them."""
-    is_whole = content.endswith(b"\n") or len(content) == MAX_LINE
-    return not is_whole and b"\0" not in content
+    """True if a kill cut a line short: it begins as a line does.
+
+    All else without an end is damage, which may hold more than one step.
+    """
+    return len(content) < MAX_LINE and _BEGINNING_OF_LINE.fullmatch(content) is not None
+
+
+def open_ledger_file(path: Path) -> BufferedReader:
+    """Open the file of a ledger for reading.
+
+    Raises:
+        UserError: the file cannot be read, so its steps cannot be counted.
+    """
+    try:
+        return open_regular(path)
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be read ({error.strerror}), so its steps cannot be counted."
+        ) from None
 
 
 def lines_of(file: BinaryIO) -> Iterator[bytes]:
@@ -283,7 +303,7 @@ def salvage(path: Path) -> tuple[list[Entry], int]:
         pass
     steps: list[Entry] = []  # no starts, because a damaged ledger proves no repeat
     max_lost = 0
-    with open_regular(path) as file:
+    with open_ledger_file(path) as file:
         for content in lines_of(file):
             try:
                 entry, _ = parse(content)

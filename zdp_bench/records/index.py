@@ -1,9 +1,9 @@
 """Read all records of a results folder, with an index that avoids opening every file.
 
 The index is the file `.records.index` beside `runs`. It holds the records without their large
-sections, and the state (inode, modification time, size) of each file. If the state of a file has
-changed, the file is read again and the index is rewritten. The index can be deleted at any time. If
-it cannot be written, reading is only slower. Values that few commands need can have another index
+sections, and the state (inode, times, size) of each file. If the state of a file has changed, the
+file is read again and the index is rewritten. The index can be deleted at any time. If it cannot be
+written, reading is only slower. Values that few commands need can have another index
 (`read_of_each`).
 """
 
@@ -27,8 +27,9 @@ from zdp_bench.records.record import Document, Record, read_document, without_la
 
 NAME = ".records.index"
 MAX_INDEX = 1 << 29  # bytes: a hundred thousand records
-# Inode (a file that was replaced has another), modification time in ns, and size in bytes.
-State = tuple[int, int, int]
+# Inode (a file that was replaced has another); times in ns of the last modification and, because
+# programs can set that one, of the last change of the inode; and size in bytes.
+State = tuple[int, int, int, int]
 
 # file -> the record that this process read; the report's page reads all records 20 times
 _READ: dict[Path, tuple[State, Record]] = {}
@@ -76,9 +77,10 @@ def _find(runs: Path) -> Iterator[tuple[Path, State]]:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError:  # `read_document` reports what is wrong
-                yield Path(path), (0, 0, 0)
+                yield Path(path), (0, 0, 0, 0)
                 continue
-            yield Path(path), (status.st_ino, status.st_mtime_ns, status.st_size)
+            times = status.st_mtime_ns, status.st_ctime_ns
+            yield Path(path), (status.st_ino, *times, status.st_size)
 
 
 def _folders(folder: str | Path) -> list[str]:

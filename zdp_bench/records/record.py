@@ -24,7 +24,7 @@ from zdp_bench.records.json_numbers import from_json
 
 Document = dict[str, Any]  # plain JSON values
 Steps = Annotated[int, Interval(ge=0, le=MOST)]
-Noise = Annotated[float, Ge(0)]
+Noise = Annotated[float, Interval(ge=0, le=1e100)]  # whose square is a float
 # Marks a section that a record may lack or contain as null.
 OPTIONAL = BeforeValidator(lambda section: {} if section is None else section)
 

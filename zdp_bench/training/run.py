@@ -136,7 +136,7 @@ def _train(
     ranks: Ranks,
 ) -> Document:
     """Train and evaluate; return the record on rank 0, and an empty one on other ranks."""
-    began = time.time()
+    beginning = Beginning()
     setup = Setup.of(config, data, device)
     plan, mechanism = setup.plan, setup.mechanism
     ranks.require_same({"mechanism": mechanism.digest(), "plan": plan})
@@ -160,7 +160,7 @@ def _train(
         if data.validation:
             held_out = evaluate(loop.trained, task, data.validation, device, examples)
     privacy = privacy_report(setup, steps.ledger, data.examples_per_patient, data.unit)
-    record = run_record(loop, began, checked.fixed_state, privacy, stopped_by, *ended)
+    record = run_record(loop, beginning, checked.fixed_state, privacy, stopped_by, *ended)
     if held_out:
         record["validation"] = held_out
     return record
@@ -518,9 +518,26 @@ def average_weights(model: nn.Module, decay: float) -> AveragedModel:
     return AveragedModel(model, avg_fn=update)
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """When this process began a run.
+
+    Attributes:
+        utc: date and time.
+        monotonic: seconds of a clock that nobody sets, unlike the date.
+    """
+
+    utc: datetime = field(default_factory=lambda: datetime.now(UTC))
+    monotonic: float = field(default_factory=time.monotonic)
+
+    def seconds_since(self) -> float:
+        """Return how many seconds have passed since."""
+        return time.monotonic() - self.monotonic
+
+
 def run_record(
     loop: Loop,
-    began: float,
+    beginning: Beginning,
     fixed_state: list[str],
     privacy: dict[str, Any],
     stopped_by: str,
@@ -531,7 +548,7 @@ def run_record(
 
     Args:
         loop: the training loop, after its last step.
-        began: time when the run began, in seconds since the epoch of `time.time`.
+        beginning: when the run began.
         fixed_state: names of buffers and frozen parameters; see `Checked`.
         privacy: section "privacy" of the record.
         stopped_by: "epochs" or "budget".
@@ -547,7 +564,6 @@ def run_record(
     notes = [data.notes, start.note() if start else ""]
     resolved = config.resolved.items()
     execution = {"ranks": loop.ranks.size, "execution": vars(config.execution)}
-    started = datetime.fromtimestamp(began, UTC)
     return {
         "format": 1,
         "recipe": config.recipe,
@@ -584,8 +600,8 @@ def run_record(
         "epochs": loop.epochs,
         "environment": environment(setup.device, config.plugins) | execution,
         "measured": {
-            "started_utc": started.isoformat(timespec="seconds"),
-            "train_seconds": round(time.time() - began, 2),
+            "started_utc": beginning.utc.isoformat(timespec="seconds"),
+            "train_seconds": round(beginning.seconds_since(), 2),
             "peak_memory_bytes": peak_memory(setup.device),
             "micro_batch": loop.size.examples,
             "resumed_at_step": loop.resumed_at,

@@ -142,6 +142,21 @@ def test_a_sampling_that_is_none_is_one_sentence(loop: Path, change: dict[str, o
         zdp_bench.load(loop, model=network())
 
 
+def test_a_key_of_reports_says_nothing_in_a_record(folder: Path) -> None:
+    edit_source(folder, lambda record: record["privacy"].update(start=7))
+    zdp_bench.load(folder)
+
+
+@pytest.mark.parametrize("count", [0, 10**9])
+@pytest.mark.parametrize("read", [verify, zdp_bench.load])
+def test_a_patient_has_no_more_examples_than_there_are(
+    folder: Path, read: Callable[[Path], object], count: int
+) -> None:
+    edit_source(folder, lambda record: record["privacy"].update(examples_per_patient=count))
+    with pytest.raises(UserError, match=r"privacy\.examples_per_patient"):
+        read(folder)
+
+
 @pytest.mark.parametrize("text", ["null", "[]", "3"])
 def test_a_source_that_is_no_object_is_one_sentence(exported: Path, text: str) -> None:
     path = source_of(exported)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -48,7 +47,7 @@ from zdp_bench.training.evaluation import evaluate_trained
 from zdp_bench.training.interrupts import Stopped, stop_signals
 from zdp_bench.training.machine import plugin_digests
 from zdp_bench.training.progress import Watcher
-from zdp_bench.training.run import Loop, privacy_report, run_record
+from zdp_bench.training.run import Beginning, Loop, privacy_report, run_record
 from zdp_bench.training.run_folder import Outcome, find_or_run, open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, count_units, load_data
 from zdp_bench.training.step import descend
@@ -125,7 +124,7 @@ def conduct(grid: Grid, context: ServerContext) -> Document:
         UserError: too few nodes take part or answer, or the data, ledger or checkpoint is unusable.
         Stopped: a signal was received; the run is saved.
     """
-    began = time.time()
+    beginning = Beginning()
     setup = ModelSetup.of(context.config, context.data, context.device)
     saved = checkpoint.load(context.home / "checkpoint.pt", context.run_digest)
     roster = gather_nodes(grid, context, saved.nodes if saved else {})
@@ -150,7 +149,7 @@ def conduct(grid: Grid, context: ServerContext) -> Document:
         repeatable=not context.config.privacy.secure,
         unit=context.data.unit,
     )
-    record = run_record(loop, began, rounds.fixed_state, privacy, stopped_by, *final)
+    record = run_record(loop, beginning, rounds.fixed_state, privacy, stopped_by, *final)
     record["federation"] = {"rounds": loop.step, "asked": roster.requested_rounds}
     return record
 

@@ -183,6 +183,8 @@ def _implausible_keys(record: Document) -> Iterator[str]:
     for part in ("train", "validation", "test"):
         if not 0 <= data[part] <= MOST:
             yield f"data.{part}"
+    if not 1 <= record["privacy"]["examples_per_patient"] <= max(1, data["train"]):
+        yield "privacy.examples_per_patient"
     example = data["example"]
     for side in ("input", "target"):
         if dtype_of(example[f"{side}_dtype"]) is None:
