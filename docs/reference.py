@@ -184,9 +184,10 @@ def escaped(lines: list[str]) -> list[str]:
     last = ""
     for line in lines:
         depth, before = len(line) - len(line.lstrip()), len(last) - len(last.lstrip())
-        section = section or bool(re.match(r"[A-Z][\w ]*:$", line))
+        section = section or bool(re.match(r"[A-Z]\w*( \w+)?:$", line))  # at most two words
+        was_formula = formula
         formula = (formula or not last) and not section and depth >= 4 if line else formula
-        if formula and line and not last:
+        if formula and not was_formula:
             found += ["::", ""]
         elif (
             line
