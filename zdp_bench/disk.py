@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -9,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 
 from zdp_bench.errors import Busy, UserError
@@ -77,12 +79,15 @@ def rename(path: Path, to: Path) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Write the entries of a folder (the names of its files) to disk."""
+    """Write the entries of a folder (the names of its files) to disk, if its file system can."""
     if os.name == "nt":  # Windows cannot open folders
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # network file systems may not
+            raise
     finally:
         os.close(descriptor)
 
@@ -116,12 +121,11 @@ def hold_lock(path: Path, otherwise: str = "", wait: bool = True) -> Iterator[No
 
     make_folder(path.parent)
     holder = os.getpid()
-    # O_NOFOLLOW, because another user may have planted a link. O_RDWR, because NFS locks only
-    # files that are open for writing.
-    with open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as lock:
+    with _open_lock(path) as lock:
         try:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with _print_after(PATIENCE, f"waiting for the file system to lock {path}"):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if not wait:
                     raise Busy(otherwise) from None
@@ -130,10 +134,31 @@ def hold_lock(path: Path, otherwise: str = "", wait: bool = True) -> Iterator[No
         except OSError as error:
             raise UserError(
                 f"{path}: cannot be locked ({error.strerror}), and without a lock two processes "
-                "could work on one run. Use a folder on a file system with flock (paths.results)."
+                "could work on one run. Use a folder on a file system with flock (paths.results, "
+                "or ledger= in your own loop)."
             ) from None
         try:
             yield
         finally:
             if os.getpid() == holder:  # a forked child that ends must not release the lock
-                fcntl.flock(lock, fcntl.LOCK_UN)
+                with suppress(OSError):  # closing the file releases it too
+                    fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def _open_lock(path: Path) -> BufferedReader:
+    """Open a lock file, which everyone may lock who may write to its folder."""
+    # O_NOFOLLOW, because another user may have planted a link. O_RDWR, because NFS locks only
+    # files that are open for writing.
+    try:
+        lock = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+    except PermissionError:
+        if not path.exists():
+            raise
+        return open_regular(path, os.O_NOFOLLOW)  # another user's; elsewhere this is enough
+    status = os.fstat(lock.fileno())
+    may_write = path.parent.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    mode = stat.S_IMODE(status.st_mode) | may_write | may_write << 1  # and may read
+    if status.st_uid == os.geteuid() and mode != stat.S_IMODE(status.st_mode):
+        with suppress(OSError):
+            os.fchmod(lock.fileno(), mode)
+    return lock

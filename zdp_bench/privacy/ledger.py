@@ -63,6 +63,7 @@ from zdp_bench.privacy.ledger_lines import (
     open_ledger_file,
     parse,
     read_ledger,
+    unreadable,
 )
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.tally import Position, ReleasedSteps, SetAsideTally, Tally
@@ -498,9 +499,17 @@ def find_ledgers(folder: Path, ignored: Collection[str] = ()) -> list[Path]:
     Args:
         folder: the folder.
         ignored: names of files in the folder itself, but not its subfolders, that are no ledgers.
+
+    Raises:
+        UserError: a subfolder cannot be read.
     """
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise unreadable(error)
+
     ledgers = []
-    for subfolder, _, names in os.walk(folder):
+    for subfolder, _, names in os.walk(folder, onerror=refuse):
         if subfolder == str(folder):
             names = [name for name in names if name not in ignored]
         ledgers += [path for path in (Path(subfolder, name) for name in names) if is_ledger(path)]

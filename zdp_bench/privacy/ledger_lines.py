@@ -279,9 +279,14 @@ def open_ledger_file(path: Path) -> BufferedReader:
     try:
         return open_regular(path)
     except OSError as error:
-        raise UserError(
-            f"{path}: cannot be read ({error.strerror}), so its steps cannot be counted."
-        ) from None
+        raise unreadable(error) from None
+
+
+def unreadable(error: OSError) -> UserError:
+    """Return the sentence for a ledger, or a folder with ledgers, that the system cannot read."""
+    return UserError(
+        f"{error.filename}: cannot be read ({error.strerror}), so its steps cannot be counted."
+    )
 
 
 def lines_of(file: BinaryIO) -> Iterator[bytes]:

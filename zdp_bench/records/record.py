@@ -7,6 +7,7 @@ schema, which `parse_as` checks. Other fields of the document are kept, but not 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -360,7 +361,8 @@ def read_document(path: Path, advice: str = ADVICE) -> Document | None:
         document: Document = read_json(path, from_json)
         require_record(document, path)
     except UserError as error:
-        raise UserError(f"{error} {advice}") from None
+        is_forbidden = not os.access(path, os.R_OK)  # and so not damaged
+        raise UserError(str(error) if is_forbidden else f"{error} {advice}") from None
     return document
 
 

@@ -23,6 +23,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Unfit, parse_as, read_json
 from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon, spent_of_one
 from zdp_bench.privacy.ledger import drop_copies, find_ledgers, has_steps, is_ledger
+from zdp_bench.privacy.ledger_lines import unreadable
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.privacy.tally import count_releases
@@ -167,7 +168,7 @@ def find_spendings(
 
     A run counts even if its folder was moved within `results`, and only once if it was copied. An
     export is a copy. Unknown paths are ledgers that belong to no run, and folders of runs that are
-    left out because they are damaged.
+    left out because they are damaged or cannot be read.
 
     Args:
         results: the results folder.
@@ -175,10 +176,22 @@ def find_spendings(
         skip_damaged: whether to leave out a damaged run, with a warning.
 
     Raises:
-        UserError: a run is damaged, so that its ε would be missing.
+        UserError: a run is damaged, or a folder cannot be read, so that its ε would be missing.
     """
     homes, ledgers = list[Path](), list[Path]()
-    for folder, subfolders, files in os.walk(results):
+    spendings, unknown = list[Spending](), list[Path]()
+
+    def leave_out(error: UserError, path: Path) -> None:
+        if not skip_damaged:
+            raise error
+        records.warn_left_out(str(error))
+        unknown.append(path)
+
+    def leave_out_folder(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # which another process moves or deletes
+            leave_out(unreadable(error), Path(error.filename))
+
+    for folder, subfolders, files in os.walk(results, onerror=leave_out_folder):
         subfolders.sort(key=lambda name: (name != "runs", name))  # originals before copies
         home = Path(folder)
         if EXPORTED in files:
@@ -188,7 +201,6 @@ def find_spendings(
             homes.append(home)
     finished = {record.path.parent: record for record in records.read_all(results) if record.path}
     homes_of_run: dict[str, list[Path]] = defaultdict(list)
-    spendings, unknown = list[Spending](), list[Path]()
     for home in homes:
         try:
             record = finished.get(home)
@@ -202,10 +214,7 @@ def find_spendings(
             if home != but:
                 spendings.append(_spending_in(home, record))
         except UserError as error:
-            if not skip_damaged:
-                raise
-            records.warn_left_out(str(error))
-            unknown.append(home)
+            leave_out(error, home)
     explained = {*homes, but}
     for path in ledgers:
         if explained.isdisjoint(path.parents) and is_ledger(path) and has_steps(path):
