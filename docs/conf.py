@@ -21,6 +21,7 @@ html_title = "zdp-bench"
 html_show_copyright = False
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", ".*")]  # types of other packages have no pages here
+suppress_warnings = ["ref.python"]  # two modules may have a type of one name: `Record`
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 napoleon_use_ivar = True

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from zdp_bench import assets
 from zdp_bench.cli.parser import build_parser
 from zdp_bench.config import schema
-from zdp_bench.config.plugins import TORCH, find_builder, own_keys
+from zdp_bench.config.plugins import TORCH, find_builder, plugin_keys
 
 SECTIONS = {
     "trainer": schema.Trainer,
@@ -145,7 +145,7 @@ def _plugin(kind: str, name: str, path: Any) -> str:
     parts = [f"#### `{kind}={name}`", "", prose(about), ""]
     if card := node.get("card"):
         parts += [prose(f"{card['title']}: {card['provenance']}, {card['licence']}."), ""]
-    if kind in TORCH and (others := sorted({*own_keys(kind, name)} - {*node})):
+    if kind in TORCH and (others := sorted({*plugin_keys(kind, name)} - {*node})):
         others = [code(f"{kind}.{key}") for key in others]
         parts += [f"Also, with torch's own defaults: {', '.join(others)}.", ""]
     return "\n".join(parts + ([table(("key", "type", "default", ""), rows), ""] if rows else []))
