@@ -17,14 +17,14 @@ from zdp_bench.config import configured
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import clipped_sum, clipping, fast, reference
 from zdp_bench.gradients.clipping import (
-    MOST,
+    MAX_CANCELLATION,
     SAFETY,
     clip_factors,
+    cover_rounding,
     groups,
-    guarded,
     squared_norms,
 )
-from zdp_bench.gradients.layer_gradient import ParameterGradient, summands_of, weigh
+from zdp_bench.gradients.layer_gradient import ParameterGradient, apply_factors, summands_of
 from zdp_bench.gradients.rules import convolution, linear
 
 
@@ -92,11 +92,11 @@ def test_norms_record_no_graph_on_any_thread(set_threads: Callable[[int], None])
 
 
 def test_factors_and_products_too_small_for_float32_are_zero() -> None:
-    """See `clipping.flushed` and `held`: rounded upwards they would exceed the bound."""
+    """Rounded up, they would exceed the bound: see `flush_subnormals` and `flush_factors`."""
     norms = torch.tensor([1e45, 1.0, 1e-45, 0.0], dtype=torch.float64)
     factors = clip_factors(norms, 1e-5)
     assert factors.tolist() == pytest.approx([0.0, 1e-5 * SAFETY, 1.0, 1.0], rel=1e-12)
-    weighted = weigh(torch.tensor([[1e30, 1.0], [1.0, 1e-38]]), factors[:2])
+    weighted = apply_factors(torch.tensor([[1e30, 1.0], [1.0, 1e-38]]), factors[:2])
     assert weighted.flatten().tolist() == pytest.approx([0.0, 0.0, 1e-5 * SAFETY, 0.0], rel=1e-6)
     assert weighted[1, 1] == 0
 
@@ -234,17 +234,19 @@ def test_the_mass_of_an_embeddings_summands_is_that_of_as_many_equal_ones() -> N
     assert (number, mass.tolist()) == (5, pytest.approx([25.0, 25.0]))
 
 
-def test_a_guarded_norm_is_never_below_the_norm_and_bounds_the_mass() -> None:
+def test_an_enlarged_norm_is_never_below_the_norm_and_bounds_the_mass() -> None:
     squares = torch.tensor([0.0, 1.0, 4.0], dtype=torch.float64)
     one = torch.ones(1, dtype=torch.float64)
-    assert float(guarded(0 * one, one, 9, torch.float32).sqrt()) == 1 / 4096
-    long = float(guarded(one, one, 100, torch.float32).sqrt())
+    assert float(cover_rounding(0 * one, one, 9, torch.float32).sqrt()) == 1 / 4096
+    long = float(cover_rounding(one, one, 100, torch.float32).sqrt())
     assert (long - 1) * 2**24 == pytest.approx(16 + 5)
     for mass in (0.0, 1.0, 1e3, 1e30, 1e60):
         for dtype in (torch.float32, torch.float64):
-            lengths = guarded(squares, torch.full((3,), mass, dtype=torch.float64), 9, dtype).sqrt()
+            lengths = cover_rounding(
+                squares, torch.full((3,), mass, dtype=torch.float64), 9, dtype
+            ).sqrt()
             assert (lengths >= squares.sqrt()).all()
-            assert (lengths * MOST >= mass * (1 - 1e-12)).all()
+            assert (lengths * MAX_CANCELLATION >= mass * (1 - 1e-12)).all()
             unit = torch.finfo(dtype).eps / 2
             assert (lengths >= (squares.sqrt() + 17.5 * unit * mass) * (1 - 1e-12)).all()
 

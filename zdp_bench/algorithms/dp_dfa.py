@@ -50,14 +50,14 @@ from zdp_bench.gradients import Batch, PerExample, add_up, fast
 from zdp_bench.gradients.clipping import (
     all_finite,
     clip_factors,
-    held,
+    flush_factors,
     layers,
     split_batch,
     squared_norms,
     trainable,
     zero_rows,
 )
-from zdp_bench.gradients.layer_gradient import contract, matrix_sum, weigh
+from zdp_bench.gradients.layer_gradient import apply_factors, contract, matrix_sum
 from zdp_bench.gradients.program import state_of
 from zdp_bench.gradients.rules import NoRule
 from zdp_bench.nn.memory_format import arrange
@@ -212,7 +212,7 @@ class DPDFA(Algorithm):
             """The loss of the layers in front, [B]; called without broken ones, it sums anew."""
             sums, first, error = self._connected_sums(seen, loss(outputs, targets))
             of_connected.update(sums)
-            return self._objective_of_front(seen, weigh(*first), weigh(*error))
+            return self._objective_of_front(seen, apply_factors(*first), apply_factors(*error))
 
         with self._cut() as seen:
             in_front = len(layers(model))  # the fully connected ones are frozen here
@@ -252,7 +252,7 @@ class DPDFA(Algorithm):
         of_deltas, of_activations = factors.chunk(2)  # [L, B] each
         of_error = of_deltas[-1]
         of_deltas = torch.minimum(of_deltas, of_error)  # if clipping the error was not enough
-        of_both = held(of_deltas * of_activations)
+        of_both = flush_factors(of_deltas * of_activations)
         # 0 · NaN is NaN: a broken example is set to zero before it is weighed. No GPU is waited
         # for.
         if not (norms.is_cpu and all_finite(norms)):
@@ -264,7 +264,7 @@ class DPDFA(Algorithm):
         bias_factors = of_deltas.to(dtype)
         sums = {}
         for i, (name, layer) in enumerate(self.connected.items()):
-            weighed = weigh(deltas[i], weight_factors[i])
+            weighed = apply_factors(deltas[i], weight_factors[i])
             weight_sum = matrix_sum(weighed, activations[i])
             sums[f"{name}.weight"] = weight_sum.to(layer.weight.dtype)
             if layer.bias is not None:

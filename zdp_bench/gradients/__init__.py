@@ -1,25 +1,25 @@
 """Sums of clipped per-sample gradients: Σᵢ min(1, C/‖gᵢ‖)·gᵢ, gᵢ in PyTorch's `.grad` convention.
 
-How a clipped sum is made, in the order of the code:
+How a clipped sum is computed, in the order of the code:
 
-    __init__        `clipped_sum` picks the engine: fast, where there is a rule for all that
-                    parameters do, else the reference. It says so in the log.
-    program         what is run of a foreign model: its operations, which keep examples apart
-    fast            the fast engine, made of the next five:
-    tape            one forward and backward pass: every layer's input and output gradient
-    rules/          for each type of layer, a `LayerGradient` from these two
-    layer_gradient  what that is, the arithmetic that rules share, and how norms are taken
+    __init__        `clipped_sum` picks the engine: the fast one if there is a rule for every use
+                    of a parameter, else the reference engine, which the log then names
+    program         a third-party model as a program: recorded operations that keep examples apart
+    fast            the fast engine, which consists of the next five modules:
+    tape            one forward and one backward pass: each layer's input and output gradient
+    rules/          one rule per type of layer: a `LayerGradient` from these two tensors
+    layer_gradient  `LayerGradient`, the arithmetic that rules share, and how norms are taken
     losses          the loss, computed for one example at a time (`PerExample`)
-    clipping        the factor that clips an example, from its norm (`clip_factors`). `fast` takes
-                    the sum of each parameter with these factors (`add_to` in `layer_gradient`)
-    shares          several examples of one patient, clipped as one
-    reference       the same by torch.func, for any model; it defines what is right
-    parts           inputs of several tensors, for models that take more than one
+    clipping        an example's clipping factor, from its norm (`clip_factors`). `fast` then sums
+                    each parameter's gradients with these factors (`add_to` in `layer_gradient`)
+    shares          an owner's examples, clipped as one
+    reference       the reference engine, torch.func on any model; it defines the right result
+    parts           batches of several tensors, for models that take more than one input
     spectra         gradients in the Fourier domain, for algorithms that clip there
 
-To add a rule for a layer: write it in `rules/`, in a new file or the one it is akin to; start from
-`rules/linear.py`. CONTRIBUTING.md lists what a new layer needs. Rules are found by themselves, and
-a layer without one works too, only slower.
+To add a rule for a layer, copy `rules/linear.py` to a new file in `rules/`, or extend the file of a
+similar layer. CONTRIBUTING.md lists what a new layer needs. Rules are discovered automatically. A
+layer without one works too, but slower.
 """
 
 from __future__ import annotations
@@ -56,8 +56,10 @@ __all__ = [
     "per_example",
 ]
 
-_named: WeakSet[nn.Module] = WeakSet()  # whose layers without a rule are named in the log
-_unserved: WeakSet[Program | nn.Module] = WeakSet()  # which fast has no rule for
+# Models whose layers without a rule the log has named.
+_logged: WeakSet[nn.Module] = WeakSet()
+# Programs and models that contain something the fast engine has no rule for.
+_unsupported: WeakSet[Program | nn.Module] = WeakSet()
 
 
 def clipped_sum(
@@ -77,36 +79,39 @@ def clipped_sum(
     """Return Σᵢ clip(gᵢ) over the examples of a batch, and the norms before clipping.
 
     Args:
-        model: any mix of real and complex parameters; those with `requires_grad=False` are left
-            out.
+        model: a model with any mix of real and complex parameters. Parameters with
+            `requires_grad=False` are left out.
         loss: (outputs, targets) -> one loss per example, shape [B]; never a mean. It is called
-            for each example alone (`losses`).
-        batch: (inputs [B, ...], targets [B, ...]); B may be 0.
-        bound: C. Flat: ‖clip(gᵢ)‖ ≤ C over all parameters. Per layer: each of the L layers is
-            clipped at C/√L, weight and bias jointly, so the whole is again ≤ C.
-        gamma: None clips gᵢ to gᵢ·min(1, C/‖gᵢ‖); a number, to gᵢ·C/(‖gᵢ‖ + γ).
-        complex_scale: factor on the gradients of complex parameters before norms are taken: ½
-            turns `.grad` = 2∂L/∂θ̄ into the Wirtinger derivative ∂L/∂θ̄.
-        engine: auto takes fast; where it has no rule it takes the reference, and the log says so
-            once.
-        rules: for layers of which another quantity than the gradient is clipped and summed
-            (`spectra.padded_domain`); only fast can serve them.
-        shares: how many examples each share has, in the batch's order; their mean gradient is then
-            one gᵢ, clipped as such (`shares`). None: one example is a share.
-        into: sums of other examples by name, to which this batch's are added in place (`add_up`),
-            and which are returned. A single example then takes half the passes over a large
-            model's memory.
+            for each example separately (see `losses`).
+        batch: (inputs [B, ...], targets [B, ...]). B may be 0.
+        bound: clipping norm C. Flat clipping: ‖clip(gᵢ)‖ ≤ C over all parameters.
+        per_layer: clip each of the L layers at C/√L, weight and bias jointly. The norm over all
+            layers is again at most C. Default: False.
+        gamma: if None, gᵢ is clipped to gᵢ·min(1, C/‖gᵢ‖); otherwise to gᵢ·C/(‖gᵢ‖ + γ).
+        complex_scale: factor on the gradients of complex parameters, applied before norms are
+            taken. ½ turns `.grad` = 2∂L/∂θ̄ into the Wirtinger derivative ∂L/∂θ̄. Default: 1.
+        engine: "fast", "reference" or "auto". Auto uses the fast engine, and the reference engine
+            for a model with an operation that has no rule, which is logged once.
+        rules: for some layers, a rule that replaces their own, so that another quantity than the
+            gradient is clipped and summed (`spectra.padded_domain`). Needs the fast engine.
+        shares: number of examples of each share, in the batch's order. The mean gradient of a share
+            is then one gᵢ and clipped as such. Default: each example is a share.
+        into: sums over other examples, by name. This batch's sums are added to them in place
+            (`add_up`), and they are returned. For a batch of one example, this halves the passes
+            over the memory of a large model.
 
     Formal guarantees:
-        - ‖contribution of one share‖₂ ≤ bound, whatever inputs, weights or targets are, NaN and ∞
-          included (a share with such an example contributes zero);
-        - the sum is linear in the batch: cut it between shares and the parts add up to the whole.
+        - One share contributes at most `bound` in the 2-norm, for any inputs, weights and targets,
+          NaN and ∞ included: a share with an example whose gradient is not finite contributes zero.
+        - The sum is linear in the batch: if a batch is split between shares, the sums of the parts
+          add up to the sum of the whole.
 
     Raises:
-        UserError: engine is fast, or there are rules, and fast cannot serve the model.
+        UserError: `engine` is "fast", or there are rules, and the fast engine does not support the
+            model.
     """
 
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "per_layer": per_layer,
         "gamma": gamma,
         "complex_scale": complex_scale,
@@ -115,19 +120,19 @@ def clipped_sum(
     }
     loss = per_example(loss)
     if not len(batch[0]):
-        return fast.clipped_sum(model, loss, batch, bound, rules=rules, **how)
+        return fast.clipped_sum(model, loss, batch, bound, rules=rules, **options)
     state = program.state_of(model, batch[0])
     if state.alone and (rules or engine == "fast"):
         raise UserError(f"{state.alone}: this algorithm cannot process examples one at a time.")
-    runs = state.program or model
-    unserved = engine == "auto" and runs in _unserved
-    if state.alone or (not rules and (engine == "reference" or unserved)):
-        return reference.clipped_sum(model, loss, batch, bound, **how)
+    program_or_model = state.program or model
+    has_no_rule = engine == "auto" and program_or_model in _unsupported
+    if state.alone or (not rules and (engine == "reference" or has_no_rule)):
+        return reference.clipped_sum(model, loss, batch, bound, **options)
     try:
         if state.program is None:
-            _name_layers(model)
+            _log_layers_without_rule(model)
         return fast.clipped_sum(
-            model, loss, batch, bound, rules=rules, program=state.program, **how
+            model, loss, batch, bound, rules=rules, program=state.program, **options
         )
     except NoRule as error:
         if engine == "fast":
@@ -141,14 +146,14 @@ def clipped_sum(
             ) from None
         require_outputs_alone(model, loss, *reference.outputs_of_one(model, batch))
         log.info("no per-sample rule supports %s: using torch.func for this model", error)
-        _unserved.add(runs)
-    return reference.clipped_sum(model, loss, batch, bound, **how)
+        _unsupported.add(program_or_model)
+    return reference.clipped_sum(model, loss, batch, bound, **options)
 
 
-def _name_layers(model: nn.Module) -> None:
-    """Log once which layers have no rule."""
-    if model not in _named and (names := fast.without_rule(model)):
+def _log_layers_without_rule(model: nn.Module) -> None:
+    """Log which layers of a model have no rule, once per model."""
+    if model not in _logged and (names := fast.without_rule(model)):
         log.info(
             "no per-sample rule for %s: using torch.func", ", ".join(f"'{name}'" for name in names)
         )
-    _named.add(model)
+    _logged.add(model)

@@ -1,10 +1,10 @@
 """The fast engine: book-keeping (Bu et al. 2023, "Differentially private optimization on large
 model at small cost").
 
-One forward and one backward pass that computes only the gradients of the layers' OUTPUTS (`tape`).
-From a layer's input and output gradient follow its per-sample gradients (`rules`), which are never
-all formed where that costs more than a way around (`ParameterGradient`). Which way is taken
-changes a number by rounding only.
+It runs one forward and one backward pass, which computes only the gradients of the layers' OUTPUTS
+(`tape`). A layer's per-sample gradients follow from its input and its output gradient (`rules`).
+They are only formed if that costs less than the alternatives (`ParameterGradient`). The choice
+affects the result by rounding only.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from zdp_bench.gradients.clipping import (
     Loss,
     all_finite,
     clip_factors,
-    flushed,
+    flush_subnormals,
     groups,
 )
-from zdp_bench.gradients.layer_gradient import GPU_TIMES, LayerGradient, ParameterGradient
+from zdp_bench.gradients.layer_gradient import GPU_SCALE, LayerGradient, ParameterGradient
 from zdp_bench.gradients.parts import leaves_of, map_leaves
 from zdp_bench.gradients.program import Program
 from zdp_bench.gradients.program.uses import rows
@@ -33,9 +33,9 @@ from zdp_bench.gradients.rules import NoRule, Rule, any_layer, rule_of
 from zdp_bench.gradients.shares import Shares, average_shares, select
 from zdp_bench.gradients.tape import Call, Layer, layers_of, run_forward
 
-# Per-sample gradients are kept where they take less than the activations they replace; else up to
-# this many bytes in all, or half of what the layers' inputs take (by then backward has freed as
-# much), or what the parameters take.
+# Memory for per-sample gradients that are kept although they take more than the activations they
+# replace, in all. The limit rises to half the size of the layers' inputs (the backward pass has
+# freed as much by then), or to the size of the parameters.
 KEEP_BYTES = 64 * 2**20
 
 
@@ -53,16 +53,16 @@ def clipped_sum(
     into: dict[str, Tensor] | None = None,
     program: Program | None = None,
 ) -> ClippedSum:
-    """Return Σᵢ clip(gᵢ) as `gradients.clipped_sum`.
+    """Return Σᵢ clip(gᵢ), as `gradients.clipped_sum` does. Other arguments are as there.
 
     Args:
-        program: what is run in place of the model's own forward function.
-        rules: for some layers, a rule in place of their own. What it returns for their weight need
-            not be the gradient, nor have its shape: a spectrum. Such sums come as they are, and
-            none where no example moves the loss.
+        rules: for some layers, a rule that replaces their own. What it returns for the weight may
+            be another quantity than the gradient, of another shape, such as a spectrum. The sums
+            then have that shape, and one is missing if no example's loss depends on the weight.
+        program: the program that runs instead of the model's own forward function.
 
     Raises:
-        NoRule: a layer, or the way it is called, is beyond this engine.
+        NoRule: this engine does not support a layer, or the way it is called.
     """
     inputs, targets = batch
     layers = layers_of(model)
@@ -72,31 +72,32 @@ def clipped_sum(
     else:
         gradients = _collect(layers)
     count = len(inputs) if shares is None else len(shares)
-    of_other_shape = {id(layer.weight) for layer in rules}
-    together = groups(model, bound, per_layer) if per_layer else [([*gradients], bound)]
+    weights_with_rules = {id(layer.weight) for layer in rules}
+    clip_groups = groups(model, bound, per_layer) if per_layer else [([*gradients], bound)]
 
     with torch.no_grad(), _full_precision(inputs.device):
         zeros = torch.zeros(count, dtype=torch.float64, device=inputs.device)
         norms = torch.stack(
-            [_norms(zeros, gradients, names, complex_scale) for names, _ in together]
+            [_norms(zeros, gradients, names, complex_scale) for names, _ in clip_groups]
         )
         if all_finite(norms):
-            for (names, group_bound), own_norms in zip(together, norms, strict=True):
-                factors = clip_factors(own_norms, group_bound, gamma)
+            for (names, group_bound), group_norms in zip(clip_groups, norms, strict=True):
+                factors = clip_factors(group_norms, group_bound, gamma)
                 for name in names:
-                    gradient = gradients.pop(name)  # what it keeps is freed once it is summed
-                    shaped = id(gradient.parameter) not in of_other_shape
-                    gradient.add_to(total, name, factors, complex_scale, shaped)
+                    gradient = gradients.pop(name)  # frees kept gradients once they are summed
+                    like_parameter = id(gradient.parameter) not in weights_with_rules
+                    gradient.add_to(total, name, factors, complex_scale, like_parameter)
             return ClippedSum(total, norms.T if per_layer else norms[0])
     del gradients
-    # A factor of 0 does not take an example out whose gradient is not finite: 0 · NaN is NaN.
-    whole = torch.isfinite(norms).all(dim=0)
+    # A factor of 0 does not remove an example whose gradient is not finite, because 0 · NaN is NaN.
+    # The batch is therefore computed again without such examples.
+    is_finite = torch.isfinite(norms).all(dim=0)
     if shares is not None:
-        whole, shares = select(shares, whole)
-    rest = clipped_sum(
+        is_finite, shares = select(shares, is_finite)
+    finite_examples = clipped_sum(
         model,
         loss,
-        (inputs[whole], targets[whole]),
+        (inputs[is_finite], targets[is_finite]),
         bound,
         per_layer=per_layer,
         gamma=gamma,
@@ -106,7 +107,7 @@ def clipped_sum(
         into=into,
         program=program,
     )
-    return ClippedSum(rest.sums, norms.T if per_layer else norms[0])
+    return ClippedSum(finite_examples.sums, norms.T if per_layer else norms[0])
 
 
 def _norms(
@@ -115,11 +116,14 @@ def _norms(
     names: list[str],
     complex_scale: float,
 ) -> Tensor:
-    """Return the norms over these parameters, as `zeros` [B]; 0 where no example moves the loss."""
-    own = [gradients[name] for name in names]
+    """Return the norm of each example over the named parameters, like `zeros` [B].
+
+    The norms are 0 if no example's loss depends on these parameters.
+    """
+    group = [gradients[name] for name in names]
     squares = [
         gradient.scaled_squares(complex_scale)
-        for gradient in own
+        for gradient in group
         if gradient.weighted_sum is not None
     ]
     if not squares:
@@ -133,15 +137,15 @@ def without_rule(model: nn.Module) -> list[str]:
 
 
 def _collect(layers: list[Layer]) -> dict[str, ParameterGradient]:
-    """Return what `clipping.trainable` finds, under the same names."""
+    """Return an empty `ParameterGradient` for each trainable parameter, by name."""
     gradients: dict[str, ParameterGradient] = {}
     seen: set[int] = set()
-    for layer_name, _, own in layers:
-        for own_name, parameter in own.items():
-            if id(parameter) in seen:  # a shared one has its first name
+    for layer_name, _, parameters in layers:
+        for parameter_name, parameter in parameters.items():
+            if id(parameter) in seen:  # a tied parameter has its first name
                 continue
             seen.add(id(parameter))
-            name = f"{layer_name}.{own_name}" if layer_name else own_name
+            name = f"{layer_name}.{parameter_name}" if layer_name else parameter_name
             gradients[name] = ParameterGradient(parameter)
     return gradients
 
@@ -155,36 +159,36 @@ def _differentiate(
     shares: Shares | None,
     program: Program | None,
 ) -> dict[str, ParameterGradient]:
-    """Run forward and backward, and measure every parameter's per-sample gradients."""
+    """Run the forward and backward pass, and measure each parameter's per-sample gradients."""
     inputs, _ = batch
     tape = run_forward(model, layers, loss, batch, program, rules.keys())
     gradients = _collect(layers)
-    of_parameter = {id(gradient.parameter): gradient for gradient in gradients.values()}
+    gradient_by_id = {id(gradient.parameter): gradient for gradient in gradients.values()}
     for call in tape.calls:
         for parameter in call.layer.parameters.values():
-            of_parameter[id(parameter)].pending_calls += 1
+            gradient_by_id[id(parameter)].pending_calls += 1
     parameters = [gradient.parameter for gradient in gradients.values()]
     input_bytes = sum(call.input.nbytes for call in tape.calls)
     parameter_bytes = sum(parameter.nbytes for parameter in parameters)
-    keep_bytes = KEEP_BYTES * (GPU_TIMES if inputs.device.type == "cuda" else 1)
+    keep_bytes = KEEP_BYTES * (GPU_SCALE if inputs.device.type == "cuda" else 1)
     budget = max(keep_bytes, input_bytes // 2, parameter_bytes)
     full_precision = _full_precision(inputs.device)
     count = len(inputs) if shares is None else len(shares)
 
     def consume(call: Call, g: Tensor) -> None:
         nonlocal budget
-        with full_precision:  # backward records no graph of its own
+        with full_precision:  # no_grad is not needed: autograd records nothing in a backward pass
             layer = call.layer
             x, g = _examples_first(call, g, len(inputs))
             x, g = _promote(x, g, next(iter(layer.parameters.values())))
-            of_layer = _apply_rule(call, x, g, rules, shares)
+            layer_gradients = _apply_rule(call, x, g, rules, shares)
             for name, parameter in layer.parameters.items():
-                if name not in of_layer:
+                if name not in layer_gradients:
                     raise NoRule(
-                        f"layer '{layer.name}', whose parameter '{name}' its rule does not know"
+                        f"layer '{layer.name}', whose rule does not support its parameter '{name}'"
                     )
-                gradient = of_parameter[id(parameter)]
-                gradient.calls.append(of_layer[name])
+                gradient = gradient_by_id[id(parameter)]
+                gradient.calls.append(layer_gradients[name])
                 gradient.pending_calls -= 1
                 if gradient.pending_calls == 0:
                     budget -= gradient.measure(count, x.nbytes + g.nbytes, budget)
@@ -193,7 +197,7 @@ def _differentiate(
     tape.play_back(parameters, consume)
     with torch.no_grad(), full_precision:
         for gradient in gradients.values():
-            if gradient.calls:  # other calls of this parameter did not move the loss
+            if gradient.calls:  # the loss does not depend on this parameter's other calls
                 gradient.measure(count, 0, budget)
     return gradients
 
@@ -203,7 +207,7 @@ def _examples_first(
     g: Tensor,
     examples: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return input and output gradient [B, ...], wherever an operation has its examples."""
+    """Return the input and output gradient with the dimension of the examples first, [B, ...]."""
     if call.places is None:
         return call.input, g
     input_places, output_place = call.places
@@ -224,20 +228,23 @@ def _apply_rule(
     try:
         if shares is None:
             return rule(layer.module, x, g)
-        g = flushed(g.resolve_conj())  # as `average_shares` needs it
+        g = flush_subnormals(g.resolve_conj())  # `average_shares` requires it
         return average_shares(lambda share: rule(layer.module, x[share], g[share]), shares)
     except NoRule as error:
         raise NoRule(f"layer '{layer.name}': {error}") from None
 
 
 def _full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context without autocast; entering torch's own takes as long as a small norm."""
+    """Return a context in which autocast is disabled, and a null context if it already is.
+
+    Entering torch's context takes as long as computing a small norm.
+    """
     if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 
 
-_FULL = {torch.float32, torch.float64, torch.complex64, torch.complex128}
+_FULL_DTYPES = {torch.float32, torch.float64, torch.complex64, torch.complex128}
 
 
 def _promote(
@@ -245,15 +252,18 @@ def _promote(
     g: Tensor,
     parameter: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return both in the parameter's precision, float32 at least: autocast makes both half."""
+    """Return x and g in the parameter's precision, or float32 if that is higher.
+
+    With autocast, both have half precision.
+    """
     dtypes = {g.dtype, *(leaf.dtype for leaf in leaves_of(x))}
-    if dtypes == {parameter.dtype} <= _FULL:
+    if dtypes == {parameter.dtype} <= _FULL_DTYPES:
         return x, g
     real = torch.promote_types(parameter.dtype.to_real(), torch.float32)
 
     def promote(numbers: Tensor) -> Tensor:
         if not (numbers.is_floating_point() or numbers.is_complex()):
-            return numbers  # an index
+            return numbers  # indices
         is_complex = numbers.is_complex() or parameter.is_complex()
         return numbers.to(real.to_complex() if is_complex else real)
 

@@ -1,5 +1,7 @@
-"""Per-sample gradients of a parameter: `LayerGradient`, which a rule returns for each call of a
-layer, `ParameterGradient`, which chooses how norms are taken, and the helpers that rules share.
+"""Per-sample gradients of a parameter, and helpers that rules share.
+
+A rule returns a `LayerGradient` for each call of a layer. `ParameterGradient` combines a
+parameter's calls and chooses how their norms are computed.
 """
 
 from __future__ import annotations
@@ -13,35 +15,38 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.gradients.clipping import add_up, flushed, guarded, squared_norms
+from zdp_bench.gradients.clipping import add_up, cover_rounding, flush_subnormals, squared_norms
 from zdp_bench.nn.memory_format import memory_order
 
-# Arithmetic operations a core does while it moves one byte of memory to and fro; 4 to 16 today.
+# Arithmetic operations that a core performs while it reads or writes one byte of memory: 4 to 16 on
+# current machines.
 OPERATIONS_PER_BYTE = 8
 
 
 class Summands(NamedTuple):
-    """What each example's gradient is added up from."""
+    """The terms that add up to each example's gradient."""
 
     mass: Tensor  # an upper bound on the sum of their norms, [B] in float64
-    number: int  # how many they are
+    count: int  # number of terms of one example
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGradient:
     """The per-sample gradients gᵢ of one parameter in one call of its layer.
 
-    They follow PyTorch's `.grad`: gᵢ xᵢᴴ for y = W x. Nothing is computed before a function is
-    called. A rule gives the first two, with `squared_norms`, `summands` or both;
-    `ParameterGradient.measure` decides which of them is used.
+    They follow the convention of PyTorch's `.grad`: gᵢ xᵢᴴ for y = W x. Each attribute is a
+    function, and nothing is computed until it is called. A rule provides the first two, and
+    `squared_norms`, `summands` or both. `ParameterGradient.measure` decides which of them to use.
 
     Attributes:
         per_sample: (start, stop) -> gradients of these examples, [stop - start, *shape].
         weighted_sum: real factors c [B] -> Σᵢ cᵢ gᵢ, [*shape].
-        squared_norms: () -> ‖gᵢ‖² [B] in float64, if gradients exist or none is needed (ghost).
-        per_sample_and_norms: as `per_sample`, with ‖gᵢ‖² [stop - start] in float64.
-        summands: () -> what `weighted_sum` adds up, unless `squared_norms` measures these very
-            numbers: where they cancel in a norm they leave errors in a sum (`clipping.guarded`).
+        squared_norms: () -> ‖gᵢ‖², [B] in float64. Provide it if the gradients exist already, or if
+            norms can be computed without them (ghost norms).
+        per_sample_and_norms: as `per_sample`, but also returns ‖gᵢ‖², [stop - start] in float64.
+        summands: () -> the terms that `weighted_sum` adds up. Terms that cancel in a norm leave
+            rounding errors in the sum (`clipping.cover_rounding`). Not needed if `squared_norms`
+            measures the same numbers that `weighted_sum` adds up.
     """
 
     per_sample: Callable[[int, int], Tensor]
@@ -52,11 +57,11 @@ class LayerGradient:
 
     def __post_init__(self) -> None:
         if self.squared_norms is None and self.summands is None:
-            raise TypeError("LayerGradient needs squared_norms or summands: see its docstring")
+            raise TypeError("LayerGradient requires squared_norms or summands: see its docstring")
 
     @classmethod
-    def of(cls, gradients: Tensor) -> LayerGradient:
-        """From gradients [B, *shape] that exist already, as small ones always do."""
+    def from_gradients(cls, gradients: Tensor) -> LayerGradient:
+        """Create it from gradients [B, *shape], such as those of a bias, that exist already."""
         return cls(
             lambda start, stop: gradients[start:stop],
             lambda factors: contract(gradients, factors),
@@ -68,7 +73,7 @@ class LayerGradient:
         start: int,
         stop: int,
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradients of these examples and their squared norms."""
+        """Return the gradients of examples start … stop − 1, and their squared norms."""
         if self.per_sample_and_norms is not None:
             return self.per_sample_and_norms(start, stop)
         gradients = self.per_sample(start, stop)
@@ -76,13 +81,17 @@ class LayerGradient:
 
 
 def add_calls(calls: list[LayerGradient]) -> LayerGradient:
-    """Return the gradient of a parameter over all calls; of several only sums have norms."""
+    """Return the sum of the gradients of several calls of one layer or of tied parameters.
+
+    The norm of such a sum does not follow from the norms of the calls, so the result has no
+    `squared_norms` unless there is only one call.
+    """
     if len(calls) == 1:
         return calls[0]
 
     def summands() -> Summands:
-        masses, numbers = zip(*(summands_of(call) for call in calls), strict=True)
-        return Summands(torch.stack(masses).sum(dim=0), sum(numbers))
+        masses, counts = zip(*(summands_of(call) for call in calls), strict=True)
+        return Summands(torch.stack(masses).sum(dim=0), sum(counts))
 
     def per_sample(start: int, stop: int) -> Tensor:
         return reduce(torch.add, (call.per_sample(start, stop) for call in calls))
@@ -96,14 +105,21 @@ def add_calls(calls: list[LayerGradient]) -> LayerGradient:
 def transform(
     call: LayerGradient,
     linear: Callable[[Tensor], Tensor],
-    most: float,  # it makes no gradient longer than this many times
-    summed: int,
+    max_gain: float,
+    terms: int,
 ) -> LayerGradient:
-    """Return the gradients `linear(gᵢ)`, for a map of [*, *shape] that adds `summed` numbers up."""
+    """Return the gradients `linear(gᵢ)`.
+
+    Args:
+        call: the gradients gᵢ.
+        linear: a linear map of tensors [*, *shape].
+        max_gain: upper bound on ‖linear(g)‖ / ‖g‖.
+        terms: largest number of entries of g that an entry of linear(g) is the sum of.
+    """
 
     def summands() -> Summands:
-        mass, number = summands_of(call)
-        return Summands(mass * most, number + summed)
+        mass, count = summands_of(call)
+        return Summands(mass * max_gain, count + terms)
 
     return LayerGradient(
         lambda start, stop: linear(call.per_sample(start, stop)),
@@ -113,7 +129,7 @@ def transform(
 
 
 def summands_of(call: LayerGradient) -> Summands:
-    """Return what the weighted sum adds up; without any, the gradients themselves."""
+    """Return the terms that the weighted sum adds up: by default, the gradient as a single term."""
     if call.summands is not None:
         return call.summands()
     assert call.squared_norms is not None  # `LayerGradient` requires one of the two
@@ -126,16 +142,24 @@ def bound_summands(
     positions: int,
     uses: int = 1,
 ) -> Summands:
-    """Bound the summands of Σ_t g_t x_tᴴ, g and x [B, ...]: Σ_t ‖g_t‖‖x_t‖ ≤ ‖g‖‖x‖·√uses.
+    """Bound the summands of Σ_t g_t x_tᴴ by Cauchy–Schwarz: Σ_t ‖g_t‖‖x_t‖ ≤ ‖g‖‖x‖·√uses.
 
-    That is Cauchy and Schwarz, with one entry of x at `uses` positions at most (a kernel's size).
+    Args:
+        g: output gradients, [B, ...].
+        x: inputs, [B, ...].
+        positions: number of positions t.
+        uses: largest number of positions that use the same entry of x, such as the size of a
+            kernel. Default: 1.
     """
     squares = squared_norms(g) * squared_norms(x) * uses
     return Summands(squares.sqrt(), positions)
 
 
 def contract(gradients: Tensor, factors: Tensor) -> Tensor:
-    """Return Σᵢ cᵢ gᵢ: [B, *shape], real [B] -> [*shape]; one pass, in any memory order."""
+    """Return Σᵢ cᵢ gᵢ in one pass over memory, in any memory order.
+
+    Shapes: gradients [B, *shape], real factors [B] -> [*shape].
+    """
     if gradients.is_complex():
         reals = torch.view_as_real(gradients.resolve_conj())
         return torch.view_as_complex(contract(reals, factors))
@@ -150,20 +174,20 @@ def contract(gradients: Tensor, factors: Tensor) -> Tensor:
     return total.permute([order.index(dim) for dim in dims]).contiguous()
 
 
-def weigh(g: Tensor, factors: Tensor) -> Tensor:
-    """Return cᵢ gᵢ for g [B, ...], `flushed`."""
-    if g.is_complex():  # torch multiplies a complex number by a real one as four products
+def apply_factors(g: Tensor, factors: Tensor) -> Tensor:
+    """Return cᵢ gᵢ for g [B, ...], with 0 for subnormal results (`flush_subnormals`)."""
+    if g.is_complex():  # torch would compute four products for a complex number times a real one
         reals = torch.view_as_real(g.resolve_conj())
-        return torch.view_as_complex(weigh(reals, factors))
-    one_dims = [1] * (g.dim() - 1)
-    own_factors = factors.to(g.dtype).view(-1, *one_dims)
-    return flushed(g * own_factors)
+        return torch.view_as_complex(apply_factors(reals, factors))
+    ones = [1] * (g.dim() - 1)
+    return flush_subnormals(g * factors.to(g.dtype).view(-1, *ones))
 
 
 def matrix_sum(g: Tensor, x: Tensor) -> Tensor:
-    """Return Σₙ gₙ xₙᴴ for g [N, O] and x [N, D], maybe lazily conjugated.
+    """Return Σₙ gₙ xₙᴴ for g [N, O] and x [N, D]; the result may be lazily conjugated.
 
-    BLAS conjugates only what it transposes: so x is, or (gᴴx)‾ after, whichever is smaller.
+    BLAS conjugates only a matrix that it also transposes. So either x is conjugated beforehand or
+    gᴴx afterwards, whichever is smaller.
     """
     if x.is_complex() and len(x) < g.shape[1]:
         return g.mT @ x.conj()
@@ -173,7 +197,7 @@ def matrix_sum(g: Tensor, x: Tensor) -> Tensor:
 def gram_norms(g: Tensor, x: Tensor) -> Tensor:
     """Return ‖Σ_t g_t x_tᴴ‖² = Σ_tu (g_uᴴ g_t)(x_tᴴ x_u), [B], for g [B, T, O] and x [B, T, D].
 
-    In float64: the terms cancel where the gradient is small.
+    It is computed in float64, because the terms cancel if the gradient is small.
     """
     wide = torch.complex128 if g.is_complex() else torch.float64
     g, x = g.to(wide), x.to(wide)
@@ -189,10 +213,16 @@ def ghost_is_cheaper(
     inputs: int,
     itemsize: int,
 ) -> bool:
-    """True if one example's two T×T Gram matrices cost less than forming its gradient [O, D].
+    """Return True if an example's two T×T Gram matrices cost less than its gradient [O, D].
 
-    Both ways end in one product of 2·T·O·D operations. What counts is the rest: Gram matrices in
-    float64, or writing the gradient and reading it twice.
+    Both methods need one product of 2·T·O·D operations for the sum. The rest differs: the Gram
+    matrices in float64, or writing the gradient and reading it twice.
+
+    Args:
+        positions: T.
+        outputs: O.
+        inputs: D.
+        itemsize: bytes of an entry of the gradient.
     """
     gram = 4 * positions**2 * (outputs + inputs)
     return gram < 3 * itemsize * outputs * inputs * OPERATIONS_PER_BYTE
@@ -200,29 +230,37 @@ def ghost_is_cheaper(
 
 # -------------------------------------------------------------------- how a parameter is measured
 
-# Gradients that are formed for their norms only take at most this many bytes at a time.
+# Memory for gradients that are formed only to measure their norms, at any one time.
 FORM_BYTES = 64 * 2**20
-# A GPU takes so many times as much at once as a core's cache: here, in `fast.py` and in the rules.
-GPU_TIMES = 32
+# Factor on memory limits like this one on a GPU; they are meant for a core's cache. It is also used
+# in `fast.py` and in the rules.
+GPU_SCALE = 32
 
 
-def times_on(like: Tensor, of_gpu: int = GPU_TIMES) -> int:
-    """Return how many times the limits of one core hold where a tensor is."""
-    return of_gpu if like.is_cuda else 1
+def device_scale(like: Tensor, gpu_scale: int = GPU_SCALE) -> int:
+    """Return the factor on memory limits for the device of a tensor: 1 on a CPU."""
+    return gpu_scale if like.is_cuda else 1
 
 
 @dataclass(slots=True)
 class ParameterGradient:
     """The per-sample gradients of one parameter, from its layer calls to their weighted sum.
 
-    `weighted_sum` stays None where no example moves the loss through the parameter.
+    Attributes:
+        parameter: the parameter.
+        pending_calls: number of calls whose output gradient the backward pass has yet to compute.
+        calls: gradients of the calls until `measure` combines them.
+        kept: the gradients [B, *shape], if they are kept for the sum.
+        squared_norms: ‖gᵢ‖², [B] in float64, once measured.
+        weighted_sum: factors [B] -> Σᵢ cᵢ gᵢ. None before `measure`, and in the end if no
+            example's loss depends on the parameter.
     """
 
     parameter: nn.Parameter
     pending_calls: int = 0
     calls: list[LayerGradient] = field(default_factory=list)
-    kept: Tensor | None = None  # [B, *shape]
-    squared_norms: Tensor | None = None  # [B] float64
+    kept: Tensor | None = None
+    squared_norms: Tensor | None = None
     weighted_sum: Callable[[Tensor], Tensor] | None = None
 
     def measure(
@@ -231,48 +269,52 @@ class ParameterGradient:
         freed: int,
         budget: int,
     ) -> int:
-        """Take the norms, once all calls are in, in the first of these ways that applies:
+        """Compute the norms after the last call, by the first of these methods that applies:
 
-            ghost    from the layer's `squared_norms`, without the gradients
-            kept     the gradients are formed, measured, and kept for the sum, if memory allows
-            formed   the gradients are formed, a few examples at a time, for their norms only
+            ghost    the layer's `squared_norms`, without the gradients
+            kept     form the gradients, measure them, and keep them for the sum, if memory allows
+            formed   form the gradients, a few examples at a time, only to measure them
 
-        Unless gradients are kept, the layer's own contraction sums them, whose rounding errors the
-        norms must cover (`clipping.guarded`).
+        Unless gradients are kept, the layer's `weighted_sum` adds them up, and the norms must cover
+        its rounding errors (`clipping.cover_rounding`).
 
         Args:
-            freed: bytes of the activations that go where gradients are kept instead.
-            budget: bytes that kept gradients may take otherwise; those spent are returned.
+            examples: number of examples, or of shares.
+            freed: bytes of the activations that are freed after this call.
+            budget: bytes that kept gradients may take if they take more than `freed`.
+
+        Returns:
+            Bytes of the budget that were spent.
         """
         gradient = add_calls(self.calls)
-        needed = self.parameter.nbytes * examples * len(self.calls)
+        gradient_bytes = self.parameter.nbytes * examples * len(self.calls)
         self.calls = []
         self.weighted_sum = gradient.weighted_sum
         if gradient.squared_norms is not None:
-            self.squared_norms = self._guard(gradient, gradient.squared_norms())
-        elif needed <= max(freed, budget):
+            self.squared_norms = self._cover_rounding(gradient, gradient.squared_norms())
+        elif gradient_bytes <= max(freed, budget):
             kept, self.squared_norms = gradient.form(0, examples)
             self.kept = kept
             self.weighted_sum = lambda factors: contract(kept, factors)
-            return 0 if needed <= freed else needed
+            return 0 if gradient_bytes <= freed else gradient_bytes
         else:
-            most = FORM_BYTES * times_on(self.parameter)
-            few = max(1, most // self.parameter.nbytes)
-            norms = []
-            for start in range(0, examples, few):
-                _, squares = gradient.form(start, min(start + few, examples))
-                norms.append(squares)
-            self.squared_norms = self._guard(gradient, torch.cat(norms))
+            max_bytes = FORM_BYTES * device_scale(self.parameter)
+            chunk = max(1, max_bytes // self.parameter.nbytes)
+            squares_of_chunks = []
+            for start in range(0, examples, chunk):
+                _, squares = gradient.form(start, min(start + chunk, examples))
+                squares_of_chunks.append(squares)
+            self.squared_norms = self._cover_rounding(gradient, torch.cat(squares_of_chunks))
         return 0
 
-    def _guard(self, gradient: LayerGradient, squares: Tensor) -> Tensor:
+    def _cover_rounding(self, gradient: LayerGradient, squares: Tensor) -> Tensor:
         if gradient.summands is None:
             return squares
-        mass, number = gradient.summands()
-        return guarded(squares, mass, number, self.parameter.real.dtype)
+        mass, count = gradient.summands()
+        return cover_rounding(squares, mass, count, self.parameter.real.dtype)
 
     def scaled_squares(self, complex_scale: float) -> Tensor:
-        """Return what the parameter adds to the squared norms, [B] in float64."""
+        """Return the parameter's part of the squared norms, [B] in float64."""
         assert self.squared_norms is not None
         scale = self._scale(complex_scale)
         return self.squared_norms if scale == 1 else self.squared_norms * scale**2
@@ -283,22 +325,29 @@ class ParameterGradient:
         name: str,
         factors: Tensor,
         complex_scale: float,
-        shaped: bool,
+        like_parameter: bool,
     ) -> None:
-        """Add Σᵢ cᵢ gᵢ to `total[name]`; `shaped`, in the parameter's shape and dtype.
+        """Add Σᵢ cᵢ gᵢ to `total[name]`.
 
-        Else it is taken as it comes, and nothing is added where no example moves the loss.
+        Args:
+            total: sums by name.
+            name: the parameter's name.
+            factors: clipping factors cᵢ, [B].
+            complex_scale: another factor on the gradients of a complex parameter.
+            like_parameter: give the sum the parameter's shape and dtype, and add zeros if no
+                example's loss depends on the parameter. If False, the sum keeps its own shape and
+                dtype, and nothing is added in that case.
         """
         scale = self._scale(complex_scale)
-        before = total.get(name)
-        if before is not None and self.kept is not None and _is_one_of(self.kept, before):
-            before.add_(self.kept[0], alpha=float(factors[0]) * scale)
+        earlier_sum = total.get(name)
+        if self.kept is not None and earlier_sum is not None and _fits(self.kept, earlier_sum):
+            earlier_sum.add_(self.kept[0], alpha=float(factors[0]) * scale)
         elif self.weighted_sum is not None:
-            own = self.weighted_sum(factors if scale == 1 else factors * scale)
-            if shaped:
-                own = own.to(self.parameter.dtype).view_as(self.parameter)
-            add_up(total, {name: own.resolve_conj()})
-        elif shaped:
+            gradient_sum = self.weighted_sum(factors if scale == 1 else factors * scale)
+            if like_parameter:
+                gradient_sum = gradient_sum.to(self.parameter.dtype).view_as(self.parameter)
+            add_up(total, {name: gradient_sum.resolve_conj()})
+        elif like_parameter:
             zeros = torch.zeros_like(self.parameter, requires_grad=False)
             add_up(total, {name: zeros})
 
@@ -306,7 +355,10 @@ class ParameterGradient:
         return complex_scale if self.parameter.is_complex() else 1.0
 
 
-def _is_one_of(kept: Tensor, total: Tensor) -> bool:
-    """True if one example's kept gradient can join `total`, in half the passes over memory."""
-    fits = kept.dtype == total.dtype and kept.shape == (1, *total.shape)
-    return kept.is_cpu and fits
+def _fits(kept: Tensor, total: Tensor) -> bool:
+    """Return True if `kept` is the gradient of one example that can be added to `total` as it is.
+
+    This halves the passes over memory.
+    """
+    has_same_form = kept.dtype == total.dtype and kept.shape == (1, *total.shape)
+    return kept.is_cpu and has_same_form

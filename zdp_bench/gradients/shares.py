@@ -1,8 +1,9 @@
-"""Shares of several examples: one patient's part of a step is clipped as one gradient.
+"""Shares of several examples: an owner's part of the sum, clipped as one gradient.
 
-The examples of a batch stand share by share, and `shares` says how many each has: (3, 1) are a
-share of three examples and one of a single example. A share's gradient is the MEAN of its examples'
-gradients, as long as one example's, so that a bound means the same with and without shares.
+The examples of a batch are ordered by share, and `shares` contains the number of examples of each:
+(3, 1) is a share of three examples followed by a share of one. A share's gradient is the MEAN of
+its examples' gradients. Its norm is therefore like that of one example, and a clipping norm means
+the same with and without shares.
 """
 
 from __future__ import annotations
@@ -14,26 +15,36 @@ from itertools import accumulate, compress, pairwise
 import torch
 from torch import Tensor
 
-from zdp_bench.gradients.clipping import held, squared_norms
+from zdp_bench.gradients.clipping import flush_factors, squared_norms
 from zdp_bench.gradients.layer_gradient import LayerGradient, Summands, summands_of
 
-SMALL = 2**12  # numbers of a gradient: rather added up for each share than contracted anew
+# Entries up to which the gradients of a share's examples are formed and added up, instead of
+# computing the share's gradient by a contraction of its own.
+MAX_SUMMED_ENTRIES = 2**12
 
-Shares = tuple[int, ...]  # the number of examples of each share, in order; none is 0
+Shares = tuple[int, ...]  # number of examples of each share, in order; each at least 1
 
 
 def cut(shares: Shares) -> list[slice]:
-    """Return where each share's examples are in the batch."""
+    """Return the slice of the batch that contains each share's examples."""
     return [slice(start, end) for start, end in pairwise(_borders(shares))]
 
 
 def _borders(shares: Shares) -> list[int]:
-    """Return where each share begins, and where the last one ends."""
+    """Return the index at which each share starts, followed by the number of examples."""
     return [0, *accumulate(shares)]
 
 
 def select(shares: Shares, chosen: Tensor) -> tuple[Tensor, Shares]:
-    """Return a mask [B] of the examples of the chosen shares (a mask [S]), and these shares."""
+    """Select shares by a mask.
+
+    Args:
+        shares: number of examples of each of the S shares.
+        chosen: boolean mask of shares, [S].
+
+    Returns:
+        A boolean mask of the chosen shares' examples, [B], and the chosen shares.
+    """
     sizes = torch.tensor(shares, device=chosen.device)
     chosen_shares = tuple(compress(shares, chosen.tolist()))
     return chosen.repeat_interleave(sizes), chosen_shares
@@ -45,42 +56,54 @@ def average_shares(
 ) -> dict[str, LayerGradient]:
     """Return each parameter's gradients of shares, [S, *shape], from a layer's rule for examples.
 
-    A share's gradient is one contraction over its examples and their positions, so that no
-    example's is formed. Small ones that need no contraction, of biases and norms, are added up. No
-    output gradient may be too small to be held in full (`clipping.flushed`): norms would miss it.
-    """
-    cuts = cut(shares)
-    gradients_of = cache(lambda number: rule(cuts[number]))  # one for all parameters of the layer
-    whole = rule(slice(0, sum(shares)))
+    A share's gradient is one contraction over its examples and their positions, so no example's
+    gradient is formed. Small gradients that need no contraction, such as those of biases, are
+    added up instead.
 
-    def mean_of_one(name: str, number: int) -> Tensor:
-        gradient: LayerGradient = gradients_of(number)[name]
-        size = shares[number]
+    Args:
+        rule: slice of the batch -> gradients of its examples, by parameter name. The output
+            gradients must not be subnormal (`clipping.flush_subnormals`), or norms would be wrong.
+        shares: number of examples of each share.
+    """
+    slices = cut(shares)
+    # Cached because the function is called for each parameter of the layer.
+    gradients_of = cache(lambda index: rule(slices[index]))
+    example_gradients = rule(slice(0, sum(shares)))
+
+    def average_share(name: str, index: int) -> Tensor:
+        gradient: LayerGradient = gradients_of(index)[name]
+        size = shares[index]
         ones = torch.ones(size, dtype=torch.float64)
         return gradient.weighted_sum(ones) / size
 
     return {
-        name: _average(gradient, partial(mean_of_one, name), shares)
-        for name, gradient in whole.items()
+        name: _average(gradient, partial(average_share, name), shares)
+        for name, gradient in example_gradients.items()
     }
 
 
 def _average(
-    whole: LayerGradient,
-    mean_of_one: Callable[[int], Tensor],
+    examples: LayerGradient,
+    average_share: Callable[[int], Tensor],
     shares: Shares,
 ) -> LayerGradient:
-    """Return one parameter's, from those of all examples and a function that averages a share's."""
+    """Return the gradients of shares of one parameter.
+
+    Args:
+        examples: the gradients of all examples.
+        average_share: index of a share -> its mean gradient, by one contraction.
+        shares: number of examples of each share.
+    """
     borders = _borders(shares)
-    needs_contraction = whole.summands is not None
-    is_small = not needs_contraction and whole.per_sample(0, 1).numel() <= SMALL
+    is_formed = examples.summands is None
+    is_small = is_formed and examples.per_sample(0, 1).numel() <= MAX_SUMMED_ENTRIES
 
     def add_up_each(start: int, stop: int) -> tuple[Tensor, Tensor]:
         first, end = borders[start], borders[stop]
-        gradients = whole.per_sample(first, end).resolve_conj()
+        gradients = examples.per_sample(first, end).resolve_conj()
         sizes = torch.tensor(shares[start:stop], device=gradients.device)
-        numbers = torch.arange(stop - start, device=gradients.device)
-        share_of_example = numbers.repeat_interleave(sizes)
+        indices = torch.arange(stop - start, device=gradients.device)
+        share_of_example = indices.repeat_interleave(sizes)
         _, *shape = gradients.shape
         means = gradients.new_zeros(stop - start, *shape)
         means.index_add_(0, share_of_example, gradients)
@@ -88,12 +111,12 @@ def _average(
         return means, squared_norms(means)
 
     def contract_each(start: int, stop: int) -> tuple[Tensor, Tensor]:
-        first = mean_of_one(start)
+        first = average_share(start)
         means = first.new_empty(stop - start, *first.shape)
         squares = []
-        for number in range(start, stop):
-            mean = first if number == start else mean_of_one(number)
-            means[number - start] = mean
+        for index in range(start, stop):
+            mean = first if index == start else average_share(index)
+            means[index - start] = mean
             squares.append(squared_norms(mean.unsqueeze(0)))  # while it is in the core's cache
         return means, torch.cat(squares)
 
@@ -105,13 +128,13 @@ def _average(
 
     def weighted_sum(factors: Tensor) -> Tensor:
         sizes = torch.tensor(shares, device=factors.device)
-        factors_of_examples = held(factors / sizes).repeat_interleave(sizes)
-        return whole.weighted_sum(factors_of_examples)
+        factors_of_examples = flush_factors(factors / sizes).repeat_interleave(sizes)
+        return examples.weighted_sum(factors_of_examples)
 
     def summands() -> Summands:
-        mass, number = summands_of(whole)
-        means = [mass[examples].mean() for examples in cut(shares)]
-        return Summands(torch.stack(means), number * max(shares))
+        mass, count = summands_of(examples)
+        mean_masses = [mass[share].mean() for share in cut(shares)]
+        return Summands(torch.stack(mean_masses), count * max(shares))
 
     return LayerGradient(
         per_share,

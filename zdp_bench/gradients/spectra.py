@@ -301,7 +301,7 @@ def _convolution_rule(spectrum: Spectrum) -> Rule:
         fast_sizes = tuple(fft.next_fast_len(size, real=True) for size in sizes)
         correlation = Correlation(x, spread, fast_sizes)
         weight = _transformed(correlation, spectrum, outputs)
-        bias = LayerGradient.of(g.flatten(2).sum(dim=2))
+        bias = LayerGradient.from_gradients(g.flatten(2).sum(dim=2))
         return {"weight": weight, "bias": bias}
 
     return rule
@@ -333,7 +333,7 @@ def _circulant_rule(
             f"use {setting('algorithm', 'dp_sgd')}."
         )
     weight = _transformed(correlate(layer, x, g), _kernel(layer.weight))
-    return {"weight": weight, "bias": LayerGradient.of(g)}
+    return {"weight": weight, "bias": LayerGradient.from_gradients(g)}
 
 
 def _transformed(

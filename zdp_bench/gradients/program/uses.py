@@ -370,7 +370,7 @@ class _Call:
         of_weights = {}
         for weight, wide in zip(self.trained, gradients, strict=True):
             gradient = _add_broadcast(wide, self.tensors[weight.node])
-            of_weights[weight.argument] = LayerGradient.of(gradient)
+            of_weights[weight.argument] = LayerGradient.from_gradients(gradient)
         return of_weights
 
     def _differentiate_by_number(self, x: Parts, g: Tensor) -> list[Tensor]:

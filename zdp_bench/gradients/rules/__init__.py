@@ -94,4 +94,4 @@ def any_layer(
         raise NoRule(
             f"a layer without a rule that torch.func cannot take apart ({reason})"
         ) from None
-    return {name: LayerGradient.of(own.detach()) for name, own in gradients.items()}
+    return {name: LayerGradient.from_gradients(own.detach()) for name, own in gradients.items()}

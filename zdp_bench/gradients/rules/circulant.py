@@ -20,14 +20,14 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.gradients.clipping import flushed
+from zdp_bench.gradients.clipping import flush_subnormals
 from zdp_bench.gradients.layer_gradient import (
-    GPU_TIMES,
+    GPU_SCALE,
     LayerGradient,
     Summands,
     bound_summands,
     contract,
-    times_on,
+    device_scale,
 )
 from zdp_bench.gradients.rules import NoRule, rule
 from zdp_bench.nn.circulant import CirculantLinear, in_blocks
@@ -45,7 +45,7 @@ def circulant(
         raise NoRule("a real circulant layer on complex numbers")
     if x.dim() == 2:
         weight = correlate(layer, x, g).gradient()
-        return {"weight": weight, "bias": LayerGradient.of(g)}
+        return {"weight": weight, "bias": LayerGradient.from_gradients(g)}
     x = x.flatten(1, -2)  # [B, T, in]
     g = g.flatten(1, -2)  # [B, T, out]
     positions = x.shape[1]
@@ -62,7 +62,7 @@ def circulant(
         lambda factors: contract(per_sample(0, len(x)), factors),
         summands=lambda: bound_summands(g, x, positions, layer.block),
     )
-    return {"weight": weight, "bias": LayerGradient.of(g.sum(dim=1))}
+    return {"weight": weight, "bias": LayerGradient.from_gradients(g.sum(dim=1))}
 
 
 def correlate(
@@ -137,7 +137,8 @@ class Correlation:
             stop = start + x_hat.shape[-1]
             own_factors = factors[start:stop].to(self.x.dtype)
             start = stop
-            weighted = flushed(x_hat * own_factors)  # x̂ has fewer channels than ĝ, as a rule
+            # x̂ usually has fewer channels than ĝ
+            weighted = flush_subnormals(x_hat * own_factors)
             product = g_hat @ weighted.conj().mT  # [*half, O, I]
             total = product if total is None else total.add_(product)
         assert total is not None
@@ -174,7 +175,7 @@ class _Spectra:
         x, g = self.of.x, self.of.g
         channels = x.shape[1] + g.shape[1]
         numbers = 2 * channels * prod(half(self.of.sizes))  # real ones, of an example
-        most = SPECTRA_BYTES * times_on(x, GPU_TIMES // 4)
+        most = SPECTRA_BYTES * device_scale(x, GPU_SCALE // 4)
         return max(1, most // (numbers * x.element_size()))
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:

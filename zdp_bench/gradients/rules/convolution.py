@@ -25,15 +25,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zdp_bench.gradients.layer_gradient import (
-    GPU_TIMES,
+    GPU_SCALE,
     LayerGradient,
     Summands,
+    apply_factors,
     bound_summands,
+    device_scale,
     ghost_is_cheaper,
     gram_norms,
-    times_on,
     transform,
-    weigh,
 )
 from zdp_bench.gradients.rules import rule
 from zdp_bench.nn.convolution import (
@@ -101,7 +101,7 @@ def _convolution(
     )
     gradients = {"weight": _weight_gradients(geometry, x, g)}
     if layer.bias is not None:
-        gradients["bias"] = LayerGradient.of(g.flatten(2).sum(dim=2))
+        gradients["bias"] = LayerGradient.from_gradients(g.flatten(2).sum(dim=2))
     return gradients
 
 
@@ -156,7 +156,7 @@ def _weight_gradients(
 
     def weighted_sum(factors: Tensor) -> Tensor:
         real_x, real_g = reals()
-        weighted = weigh(real_g, factors)
+        weighted = apply_factors(real_g, factors)
         return fold(weight_gradient(real_geometry, real_x, weighted))
 
     return LayerGradient(
@@ -183,7 +183,7 @@ def _ghost(
 
 def _is_large(work: int, x: Tensor) -> bool:
     """True if the backend's kernel pays for one example at a time; a GPU would run half empty."""
-    least = LARGE_EXAMPLE * times_on(x, 2 * GPU_TIMES)
+    least = LARGE_EXAMPLE * device_scale(x, 2 * GPU_SCALE)
     return len(x) == 1 or work >= least
 
 
@@ -368,7 +368,7 @@ def by_patches(
     gradients = narrow.flatten(2)  # [B, O, T]
     outputs, positions = gradients.shape[1:]
     inputs = prod(geometry.kernel) * wide.shape[1]
-    most = PATCH_BYTES * times_on(wide, 2 * GPU_TIMES)
+    most = PATCH_BYTES * device_scale(wide, 2 * GPU_SCALE)
     per_example = positions * inputs * wide.element_size()
     few = max(1, min(len(wide), most // per_example))
     copies = wide.new_empty(few, positions, inputs)
@@ -390,7 +390,7 @@ def by_columns(
     """Return [B, *shape], a view; also of complex maps, of which x is conjugated already."""
     positions, _, inputs = geometry.sizes(wide, narrow)
     per_example = positions * inputs * geometry.groups * wide.element_size()
-    most = COLUMN_BYTES * times_on(wide, 2 * GPU_TIMES)
+    most = COLUMN_BYTES * device_scale(wide, 2 * GPU_SCALE)
     few = max(1, most // per_example)
     pieces = zip(wide.split(few), narrow.split(few), strict=True)
     products = [_multiply_columns(geometry, *maps) for maps in pieces]

@@ -15,11 +15,11 @@ from zdp_bench.gradients.clipping import squared_norms
 from zdp_bench.gradients.layer_gradient import (
     LayerGradient,
     Summands,
+    apply_factors,
     bound_summands,
     ghost_is_cheaper,
     gram_norms,
     matrix_sum,
-    weigh,
 )
 from zdp_bench.gradients.rules import NoRule, rule
 from zdp_bench.nn.memory_format import MapLinear, in_memory_order, in_own_order
@@ -35,13 +35,13 @@ def linear(
     if x.dim() > 2:
         g = g.flatten(1, -2)  # [B, T, out]
         x = x.flatten(1, -2)  # [B, T, in]
-        return {"weight": over_positions(x, g), "bias": LayerGradient.of(g.sum(dim=1))}
+        return {"weight": over_positions(x, g), "bias": LayerGradient.from_gradients(g.sum(dim=1))}
 
     norms = squared_norms(g)
 
     @lru_cache(maxsize=1)  # weight and bias are summed with the same factors
     def weigh_once(factors: Tensor) -> Tensor:
-        return weigh(g, factors)
+        return apply_factors(g, factors)
 
     def per_sample(start: int, stop: int) -> Tensor:
         columns = g[start:stop].unsqueeze(2)
@@ -90,7 +90,7 @@ def over_positions(x: Tensor, g: Tensor) -> LayerGradient:
         return torch.bmm(g[start:stop].mT, x[start:stop].conj())
 
     def weighted_sum(factors: Tensor) -> Tensor:
-        weighted = weigh(g, factors)
+        weighted = apply_factors(g, factors)
         return matrix_sum(weighted.flatten(0, 1), x.flatten(0, 1))
 
     return LayerGradient(
@@ -125,7 +125,7 @@ def embedding(
         return gradients.scatter_add_(1, rows, g[start:stop])
 
     def weighted_sum(factors: Tensor) -> Tensor:
-        weighted = weigh(g, factors).flatten(0, 1)
+        weighted = apply_factors(g, factors).flatten(0, 1)
         gradient = g.new_zeros(table, width)
         return gradient.index_add_(0, x.flatten(), weighted)
 

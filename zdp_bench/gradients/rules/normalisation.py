@@ -108,7 +108,7 @@ def _summed(
     if dims:
         weight = weight.sum(dim=dims)
         g = g.sum(dim=dims)
-    return {"weight": LayerGradient.of(weight), "bias": LayerGradient.of(g)}
+    return {"weight": LayerGradient.from_gradients(weight), "bias": LayerGradient.from_gradients(g)}
 
 
 @rule(nn.PReLU)
@@ -124,4 +124,4 @@ def prelu(
         gradient = gradient.flatten(1).sum(1, keepdim=True)
     elif gradient.dim() > 2:
         gradient = gradient.flatten(2).sum(dim=2)
-    return {"weight": LayerGradient.of(gradient)}
+    return {"weight": LayerGradient.from_gradients(gradient)}

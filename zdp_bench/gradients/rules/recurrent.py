@@ -64,8 +64,8 @@ def recurrent(
     return {
         f"weight_ih_{layer.suffix}": over_positions(inputs, g),
         f"weight_hh_{layer.suffix}": over_positions(states, state_g),
-        f"bias_ih_{layer.suffix}": LayerGradient.of(g.sum(dim=1)),
-        f"bias_hh_{layer.suffix}": LayerGradient.of(state_g.sum(dim=1)),
+        f"bias_ih_{layer.suffix}": LayerGradient.from_gradients(g.sum(dim=1)),
+        f"bias_hh_{layer.suffix}": LayerGradient.from_gradients(state_g.sum(dim=1)),
     }
 
 
