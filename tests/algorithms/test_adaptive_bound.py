@@ -14,7 +14,7 @@ from dp_accounting.rdp import RdpAccountant
 from tests.algorithms.test_properties import examples, make, summed
 from tests.training.test_interrupts import stop_and_go_on
 from zdp_bench.algorithms import adaptive_bound
-from zdp_bench.algorithms.adaptive_bound import COUNT, COUNT_SHARE, SCALE
+from zdp_bench.algorithms.adaptive_bound import COUNT, COUNT_FRACTION, COUNT_SCALE
 from zdp_bench.algorithms.dp_sgd import DPSGD
 from zdp_bench.config import configured
 from zdp_bench.errors import UserError
@@ -35,7 +35,7 @@ def noises_of(mechanism: Mechanism) -> tuple[float, float]:
     *gradients, count = mechanism.blocks
     assert count.name == COUNT
     (std,) = {block.std for block in gradients}
-    return std, count.std / SCALE
+    return std, count.std / COUNT_SCALE
 
 
 @pytest.mark.parametrize("sigma", [0.3, 1.3, 9.0])
@@ -45,7 +45,7 @@ def test_gradients_and_count_together_are_the_noise_multiplier(sigma: float) -> 
     of_gradients, of_count = noises_of(mechanism)
     assert mechanism.z == pytest.approx(sigma, rel=1e-12)
     assert sigma**-2 == pytest.approx(of_gradients**-2 + (2 * of_count) ** -2, rel=1e-12)
-    assert sigma**2 / (2 * of_count) ** 2 == pytest.approx(COUNT_SHARE, rel=1e-12)
+    assert sigma**2 / (2 * of_count) ** 2 == pytest.approx(COUNT_FRACTION, rel=1e-12)
     gaussians = [dp_accounting.GaussianDpEvent(z) for z in (of_gradients, 2 * of_count)]
     both = dp_accounting.ComposedDpEvent(gaussians)
     sampled = dp_accounting.PoissonSampledDpEvent(mechanism.sampling.sample_rate, both)
@@ -72,7 +72,7 @@ def test_a_share_more_or_less_moves_the_count_by_half_and_all_by_the_joint_bound
         whole = summed(algorithm, (inputs, targets), shares=shares)
         least = summed(algorithm, (inputs[first:], targets[first:]), shares=others)
         moved = {name: whole[name] - least[name] for name in whole}
-        count = float(moved[COUNT]) / SCALE
+        count = float(moved[COUNT]) / COUNT_SCALE
         assert abs(count) <= 0.5 + 1e-12
         assert sum(float(m.square().sum()) for m in moved.values()) <= bound**2 * (1 + 1e-9)
         moves.add(round(count, 6))
@@ -82,7 +82,7 @@ def test_a_share_more_or_less_moves_the_count_by_half_and_all_by_the_joint_bound
 def test_the_bound_moves_geometrically_and_by_the_release_alone() -> None:
     algorithm = algorithm_with(clip_quantile=0.3)
     release = {name: zero + 0.01 for name, zero in summed(algorithm).items()}
-    release[COUNT] = torch.tensor([SCALE * 1.5], dtype=torch.float64)  # b̃ = 1/2 + 1.5/8
+    release[COUNT] = torch.tensor([COUNT_SCALE * 1.5], dtype=torch.float64)  # b̃ = 1/2 + 1.5/8
     found = next(iter(algorithm.postprocess(release, 8.0).values()))
     torch.testing.assert_close(found, torch.full_like(found, 0.01 * 0.7 / 8))
     moved = 0.7 * math.exp(-0.2 * (0.5 + 1.5 / 8 - 0.3))

@@ -51,7 +51,7 @@ def test_a_layer_is_measured_before_backward_reaches_the_layer_below(
 @pytest.fixture(params=[0, 2**30], ids=["as they come", "at once"])
 def output_gradients(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways in which the tape hands them on: as backward meets them, and all at its end."""
-    monkeypatch.setattr(tape, "TOGETHER", request.param)
+    monkeypatch.setattr(tape, "MAX_DEFERRED_BYTES", request.param)
 
 
 def elsewhere() -> nn.Module:

@@ -69,9 +69,12 @@ def test_fast_is_the_reference(
         sums = {name: value.sum(dim=0) for name, value in clipped.items()}
         theirs = ClippedSum(sums, norms if per_layer else norms[:, 0])
         batch, how = (inputs[:count], targets[:count]), {"per_layer": per_layer}
-        # Output gradients one by one, as backward meets them, and all at once at its end.
-        for together in (0, 2**30) if count == most and not per_layer else (tape.TOGETHER,):
-            monkeypatch.setattr(tape, "TOGETHER", together)
+        # Output gradients are consumed during the backward pass, and all at once after it.
+        limits = [tape.MAX_DEFERRED_BYTES]
+        if count == most and not per_layer:
+            limits = [0, 2**30]
+        for limit in limits:
+            monkeypatch.setattr(tape, "MAX_DEFERRED_BYTES", limit)
             ours = fast.clipped_sum(module, loss, batch, bound, complex_scale=0.5, **how)
             assert_same(ours, theirs, TOLERANCE[dtype])
 

@@ -227,7 +227,7 @@ def test_a_pass_that_writes_into_its_example_changes_no_batch() -> None:
 
     model = Made(lambda net, x: net.layer(x.mul_(2)), layer=nn.Linear(WIDTH, WIDTH))
     batch = torch.ones(3, WIDTH), torch.ones(3)
-    reference.one_by_one(model, write, batch)
+    reference.differentiate_in_loop(model, write, batch)
     assert all((part == 1).all() for part in batch)
 
 
@@ -256,7 +256,7 @@ def test_an_example_that_seeds_changes_no_random_numbers_of_others(draw: Any) ->
     for first in (0.5, 1e6):
         batch[0] = first
         torch.manual_seed(0)
-        found = reference.one_by_one(model, loss, (batch, torch.zeros(4)))
+        found = reference.differentiate_in_loop(model, loss, (batch, torch.zeros(4)))
         others.append([g[1:] for g in found.values()] + [torch.rand(1)])
     torch.testing.assert_close(*others, rtol=0, atol=0)
     assert len({float(g[0]) for g in others[0][1]}) == 3  # each its own

@@ -40,7 +40,7 @@ class Skips(nn.Module):
 def test_output_gradients_have_the_memory_order_of_the_output(
     kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tape, "TOGETHER", 0)
+    monkeypatch.setattr(tape, "MAX_DEFERRED_BYTES", 0)
     torch.manual_seed(0)
     model = Skips(kind)
     x = torch.randn(3, 2, 6, 5, dtype=torch.complex64 if kind is ComplexConv2d else torch.float32)

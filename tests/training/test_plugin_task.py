@@ -54,7 +54,7 @@ def test_what_a_plugin_declares_is_found_by_name(monkeypatch: pytest.MonkeyPatch
     ("measures", "headline", "sentence"),
     [
         ((), "mae", r"^task Other: does not declare its metric 'mae'\. Add Metric\('mae'\), with"),
-        ((Metric("loss"),), "loss", "declares its metric 'loss' otherwise than another task"),
+        ((Metric("loss"),), "loss", "declares its metric 'loss' differently from another task"),
     ],
 )
 def test_a_headline_without_a_declaration_or_with_two_is_refused(

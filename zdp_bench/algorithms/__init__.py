@@ -1,7 +1,8 @@
-"""The algorithms, one file each. Each is one line: y = Post( Σᵢ Boundᵢ(xᵢ) + ξ ).
+"""The algorithms, one file each. Each has the form y = Post( Σᵢ Boundᵢ(xᵢ) + ξ ).
 
-An algorithm bounds one example's share and turns the noisy sum into a gradient. Sampling, noise,
-ledger and optimizer are in `training/step.py`, once for all. No algorithm computes or prints an ε.
+An algorithm bounds each share and turns the noisy sum into a gradient. Sampling, noise, ledger and
+optimizer are the same for all algorithms, and are in `training/step.py`. No algorithm computes or
+prints an ε.
 """
 
 from __future__ import annotations
@@ -24,34 +25,48 @@ from zdp_bench.registry import lookup
 
 @dataclass(frozen=True)
 class Problem:
-    """What an algorithm trains: a model, a loss per example, and how examples are sampled.
+    """What an algorithm trains.
 
-    Any loss becomes one that sees an example at a time (`PerExample`).
+    Attributes:
+        model: the model.
+        loss: (outputs, targets) -> one loss per example, [B]. It is wrapped so that it computes
+            each example separately (`PerExample`).
+        sampling: how examples are sampled.
+        seed: seed of what an algorithm draws before it reads examples, such as feedback matrices.
+        like: inputs [n, ...] of the shape and data type that the model will get; n may be 0.
+        steps: number of planned steps.
     """
 
     model: nn.Module
     loss: Loss
     sampling: Sampling
-    seed: int = 0  # for what an algorithm draws before it sees an example (feedback matrices)
-    like: Tensor | None = None  # inputs [n, ...] of the shape and dtype to come; n may be 0
-    steps: int = 1  # how many are planned
+    seed: int = 0
+    like: Tensor | None = None
+    steps: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss", per_example(self.loss))
 
 
 class Algorithm(ABC):
-    """How examples are bounded, what a step releases, and what becomes of the noisy sum.
+    """How shares are bounded, what a step releases, and how the noisy sum becomes a gradient.
 
-    Derive from it and register the class; nothing else needs to know an algorithm by name. Keyword
-    parameters of its `__init__` are its options. The module docstrings have the formulas.
+    To add an algorithm, derive a class and register it; no other code refers to an algorithm by
+    name. The keyword arguments of its `__init__` are its options. The module docstrings contain the
+    formulas.
+
+    Attributes:
+        takes_shares: `accumulate` and `contributions` also take `shares`, and bound the mean of
+            each share as one.
+        sums_gradients: each uᵢ is the whole gradient of an example, clipped or not.
+        sums_in_float32: sums have float32 precision even if the forward pass runs in bfloat16.
+        releases_once: there is one release, which sets the weights.
     """
 
-    # `accumulate` and `contributions` also take `shares`, and bound the mean of each as one
     takes_shares: ClassVar[bool] = False
-    sums_gradients: ClassVar[bool] = False  # the uᵢ are whole gradients of examples, clipped
-    sums_in_float32: ClassVar[bool] = False  # also if the forward pass runs in bfloat16
-    releases_once: ClassVar[bool] = False  # the first release gives the weights
+    sums_gradients: ClassVar[bool] = False
+    sums_in_float32: ClassVar[bool] = False
+    releases_once: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -60,18 +75,22 @@ class Algorithm(ABC):
         noise_multiplier: float,
     ) -> None:
         self.problem = problem
-        self.noise_multiplier = noise_multiplier  # σ as the paper states it; 0 without noise
-        # numbers that follow from earlier releases and that the next step needs; saved
+        self.noise_multiplier = noise_multiplier  # σ as the paper defines it; 0 without noise
+        # State that follows from earlier releases and that the next step needs, by name; it is part
+        # of a checkpoint.
         self.carried: dict[str, float] = {}
 
     @staticmethod
     def cycle(options: Mapping[str, Any]) -> int:
-        """Return after how many steps an example may be drawn again, given the options."""
+        """Return the smallest number of steps between two draws of one example, given the options.
+
+        Default: 1.
+        """
         return 1
 
     @abstractmethod
     def mechanism(self) -> Mechanism:
-        """Return what a step releases, fixed before the first example is read."""
+        """Return what a step releases. It must not depend on the examples."""
 
     @abstractmethod
     def accumulate(
@@ -79,32 +98,37 @@ class Algorithm(ABC):
         total: dict[str, Tensor],
         batch: Batch,
     ) -> None:
-        """Add Σᵢ uᵢ with ‖uᵢ‖₂ ≤ bound to `total`, so that micro-batches and ranks add up.
+        """Add Σᵢ uᵢ to `total` in place, where ‖uᵢ‖₂ ≤ bound.
 
-        An empty batch adds nothing. The model's parameters do not change.
+        The sums of micro-batches and ranks must add up to the sum of the whole batch. An empty
+        batch adds nothing. The model's parameters do not change.
         """
 
     @abstractmethod
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the uᵢ themselves, block name -> [B, *shape]: for tests and audits only."""
+        """Return each uᵢ, block name -> [B, *shape]. For tests and audits only."""
 
     def postprocess(
         self, noisy: dict[str, Tensor], expected_batch_size: float
     ) -> dict[str, Tensor]:
-        """Return the gradient, by parameter name, from the noisy sum alone, which costs no privacy.
+        """Return the gradient by parameter name. Default: the mean.
 
-        `noisy` may be overwritten.
+        The result depends on the examples only through the noisy sum, so it costs no privacy.
+
+        Args:
+            noisy: the noisy sum by block name; may be overwritten.
+            expected_batch_size: see `mean`.
         """
         return mean(noisy, expected_batch_size)
 
     @property
     def averages(self) -> bool:
-        """True if `postprocess` is the mean: the private step then divides as it adds noise."""
+        """True if `postprocess` is the mean. The private step then divides while it adds noise."""
         return type(self).postprocess is Algorithm.postprocess
 
     @property
     def sets_weights(self) -> bool:
-        """True if `postprocess` returns the weights, and not a gradient, for the step to come."""
+        """True if, for the next step, `postprocess` returns the weights instead of a gradient."""
         return False
 
     def report(
@@ -112,16 +136,23 @@ class Algorithm(ABC):
         releases: int,
         delta: float,
     ) -> dict[str, Any]:
-        """Return this algorithm's own entries in a record's `privacy` section."""
+        """Return this algorithm's own entries of a record's `privacy` section."""
         return {}
 
 
 class InSpectra(Algorithm):
-    """Clips layers at C/√L and adds noise in a `FourierDomain`, where a weight has a spectrum."""
+    """An algorithm that clips each of L layers at C/√L and adds noise in a `FourierDomain`.
+
+    Attributes:
+        domain: the spectra of the weights that have one.
+        max_grad_norm: C.
+        spectral_noise: kind and standard deviation of the noise on spectra.
+        engine: engine that computes clipped sums.
+    """
 
     domain: FourierDomain
     max_grad_norm: float
-    spectral_noise: tuple[NoiseKind, float]  # on spectra: its kind and std
+    spectral_noise: tuple[NoiseKind, float]
     engine: Engine = "auto"
 
     def mechanism(self) -> Mechanism:
@@ -131,8 +162,9 @@ class InSpectra(Algorithm):
         for name, parameter in trainable(self.problem.model).items():
             spectrum = self.domain.spectra.get(name)
             if spectrum is None:
-                white = self.noise_multiplier * bound
-                block = parameter_block(name, parameter, bound, white, "real")
+                block = parameter_block(
+                    name, parameter, bound, self.noise_multiplier * bound, "real"
+                )
             else:
                 dtype = str(parameter.dtype.to_complex()).removeprefix("torch.")
                 dims = spectrum.dims if kind == "hermitian" else ()
@@ -152,7 +184,11 @@ class InSpectra(Algorithm):
 
 
 def algorithm_type(name: str) -> type[Algorithm]:
-    """Return the algorithm of a name."""
+    """Return the class of the algorithm registered as `name`.
+
+    Raises:
+        UserError: no algorithm has this name, or it is not derived from `Algorithm`.
+    """
     registered = lookup("algorithm", name)
     if not isinstance(registered, type) or not issubclass(registered, Algorithm):
         raise UserError(
@@ -163,13 +199,14 @@ def algorithm_type(name: str) -> type[Algorithm]:
 
 
 def mean(noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
-    """Divide by the EXPECTED batch size: the true size of a Poisson batch is private.
+    """Divide a noisy sum by the EXPECTED batch size, because the true one is private.
 
-    `noisy` is overwritten.
+    `noisy` is overwritten and returned.
     """
     for value in noisy.values():
         memory = value.conj() if value.is_conj() else value
-        real_view(memory).mul_(1 / expected_batch_size)  # a complex one takes five times as long
+        # Multiplying the real view takes a fifth of the time of a complex multiplication.
+        real_view(memory).mul_(1 / expected_batch_size)
     return noisy
 
 
@@ -180,6 +217,6 @@ def parameter_block(
     std: float,
     noise: NoiseKind,
 ) -> Block:
-    """Return the block that releases one parameter's gradient sum."""
+    """Return the block of a mechanism that releases the sum of one parameter's gradients."""
     dtype = str(parameter.dtype).removeprefix("torch.")
     return Block(name, tuple(parameter.shape), dtype, bound, std, noise)

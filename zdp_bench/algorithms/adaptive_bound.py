@@ -1,21 +1,24 @@
 """A clipping bound C that follows a quantile of the gradients' norms (Andrew et al. 2021).
 
-A step releases one number more, the count of shares that were not clipped, with noise; C then moves
-towards the bound that leaves the share `clip_quantile` of them unclipped (their Algorithm 1):
+Each step also releases the noisy number of shares that were not clipped. C then moves towards the
+bound that leaves the fraction γ = `clip_quantile` of the shares unclipped (their Algorithm 1):
 
     C  ←  C · exp(−η (b̃ − γ)),   b̃ = ½ + (Σᵢ (bᵢ − ½) + noise) / m,   bᵢ = 1 if ‖gᵢ‖ ≤ C, else 0
 
-with η = 0.2, m the expected batch, and at most twice or half as much in a step (ours).
+with η = 0.2 and the expected batch size m. Here C at most doubles or halves in a step, which the
+paper does not require.
 
-The mechanism does not change from step to step, because the sum is released in units of C. One
-share is then the vector (clip(gᵢ)/C, a·(bᵢ − ½)), of a norm of at most √(1 + a²/4) = JOINT_BOUND,
-and every coordinate gets the same noise, σ·JOINT_BOUND: z = σ, the noise multiplier that is asked
-for. So the gradients have the noise z_Δ = σ/√(1 − s) and the count σ_b = σ/(2√s), which is their
-Theorem 1, z⁻² = z_Δ⁻² + (2σ_b)⁻², where the count takes the part s of 1/z². It is COUNT_SHARE: the
-noise on the gradients grows by half a percent, and b̃ has a standard deviation of 5σ/m.
+The sum is released in units of C, so that the mechanism is the same at every step. A share is then
+the vector (clip(gᵢ)/C, a·(bᵢ − ½)) with a norm of at most √(1 + a²/4) = JOINT_BOUND. Every
+coordinate gets the same noise, σ·JOINT_BOUND, so z = σ, the configured noise multiplier. The
+gradients have the noise multiplier z_Δ = σ/√(1 − s) and the count has σ_b = σ/(2√s). This is their
+Theorem 1, z⁻² = z_Δ⁻² + (2σ_b)⁻², in which the count takes the fraction s of 1/z². With
+s = COUNT_FRACTION, the noise on the gradients grows by half a percent, and b̃ has a standard
+deviation of 5σ/m.
 
-bᵢ − ½ is ±½ (0 of a broken share, which adds nothing to any block): one share more or less moves
-the count by ½, a replaced one by 1, just as clipped gradients move by C and by 2C.
+bᵢ − ½ is ±½, or 0 if a share is not finite and contributes nothing. Adding or removing a share
+therefore changes the count by ½, and replacing one by 1, just as it changes the sum of clipped
+gradients by C and by 2C.
 """
 
 from __future__ import annotations
@@ -32,18 +35,19 @@ from zdp_bench.gradients import Batch, Shares, add_up
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism
 
-COUNT = "unclipped shares"  # the block's name; no parameter has a space in its own
-COUNT_SHARE = 0.01  # s
-JOINT_BOUND = 1 / math.sqrt(1 - COUNT_SHARE)
-SCALE = 2 * math.sqrt(COUNT_SHARE / (1 - COUNT_SHARE))  # a
+COUNT = "unclipped shares"  # name of the count's block; the space rules out a parameter's name
+COUNT_FRACTION = 0.01  # s
+JOINT_BOUND = 1 / math.sqrt(1 - COUNT_FRACTION)
+COUNT_SCALE = 2 * math.sqrt(COUNT_FRACTION / (1 - COUNT_FRACTION))  # a
 RATE = 0.2  # η
-LEAST, MOST = 1e-12, 1e12  # of a bound; see `config.types.NORM`
+MIN_BOUND, MAX_BOUND = 1e-12, 1e12  # as in `config.types.NORM`
 
 
 class AdaptiveBound(FixedBound):
-    """Gradients clipped at a bound that follows their norms, and the count of those below it.
+    """The release of gradients clipped at a bound that follows their norms, and of the count.
 
-    Formal guarantees: a share is at most JOINT_BOUND in units of the bound; z = noise_multiplier.
+    Formal guarantees: the norm of a share is at most JOINT_BOUND in units of the current bound;
+    z = noise_multiplier.
     """
 
     is_mean = False
@@ -61,7 +65,7 @@ class AdaptiveBound(FixedBound):
 
     @property
     def bound(self) -> float:
-        """The bound that shares are clipped at now."""
+        """The current clipping norm C."""
         return self.carried["bound"]
 
     def blocks(self) -> list[Block]:
@@ -77,7 +81,7 @@ class AdaptiveBound(FixedBound):
     ) -> None:
         clipped = self.clipping.clipped_sum(batch, self.bound, shares)
         sums = {name: value / self.bound for name, value in clipped.sums.items()}
-        sums[COUNT] = SCALE * count_unclipped(clipped.norms, self.bound).sum(dim=0)
+        sums[COUNT] = COUNT_SCALE * count_unclipped(clipped.norms, self.bound).sum(dim=0)
         add_up(total, sums)
 
     def contributions(
@@ -87,7 +91,7 @@ class AdaptiveBound(FixedBound):
     ) -> dict[str, Tensor]:
         clipped, norms = self.clipping.clipped(batch, self.bound, shares)
         rows = {name: value / self.bound for name, value in clipped.items()}
-        rows[COUNT] = SCALE * count_unclipped(norms, self.bound)
+        rows[COUNT] = COUNT_SCALE * count_unclipped(norms, self.bound)
         return rows
 
     def postprocess(
@@ -95,10 +99,10 @@ class AdaptiveBound(FixedBound):
         noisy: dict[str, Tensor],
         expected_batch_size: float,
     ) -> dict[str, Tensor]:
-        """Return the mean in its own units, and move the bound for the next step."""
+        """Return the mean gradient, no longer in units of C, and update C for the next step."""
         bound = self.bound
         count = float(noisy.pop(COUNT))
-        unclipped = 0.5 + count / (SCALE * expected_batch_size)
+        unclipped = 0.5 + count / (COUNT_SCALE * expected_batch_size)
         self.carried["bound"] = adapt_bound(bound, unclipped, self.quantile)
         return mean(noisy, expected_batch_size / bound)
 
@@ -108,14 +112,14 @@ class AdaptiveBound(FixedBound):
         releases: int,
         delta: float,
     ) -> dict[str, Any]:
-        """Return the bound, and the tight ε that the gradients alone would have."""
-        alone = Mechanism.of_z(mechanism.z * JOINT_BOUND, mechanism.sampling)
+        """Return the current bound, and the tight ε that the gradients would have alone."""
+        gradients_alone = Mechanism.of_z(mechanism.z * JOINT_BOUND, mechanism.sampling)
         return {
             "clipping": {
                 "quantile": self.quantile,
                 "last_bound": self.bound,
-                "count_share": COUNT_SHARE,
-                "epsilon_without_count": tight_epsilon(alone, releases, delta),
+                "count_share": COUNT_FRACTION,
+                "epsilon_without_count": tight_epsilon(gradients_alone, releases, delta),
             }
         }
 
@@ -123,13 +127,16 @@ class AdaptiveBound(FixedBound):
 def count_unclipped(norms: Tensor, bound: float) -> Tensor:
     """Return bᵢ − ½ of each share, [B, 1].
 
-    Of norms [B, L] of layers that are clipped at C/√L each, b is the mean.
+    Args:
+        norms: norms before clipping, [B], or [B, L] if each of L layers is clipped at C/√L. In the
+            latter case, bᵢ is the fraction of layers that were not clipped.
+        bound: C.
     """
-    layers = norms if norms.dim() == 2 else norms.unsqueeze(1)
-    limit = bound / math.sqrt(layers.shape[1])
-    centred = (layers <= limit).double().mean(dim=1, keepdim=True) - 0.5
-    is_whole = layers.isfinite().all(dim=1, keepdim=True)
-    return torch.where(is_whole, centred, 0.0)
+    layer_norms = norms if norms.dim() == 2 else norms.unsqueeze(1)
+    layer_bound = bound / math.sqrt(layer_norms.shape[1])
+    centred = (layer_norms <= layer_bound).double().mean(dim=1, keepdim=True) - 0.5
+    is_finite = layer_norms.isfinite().all(dim=1, keepdim=True)
+    return torch.where(is_finite, centred, 0.0)
 
 
 def adapt_bound(
@@ -137,7 +144,13 @@ def adapt_bound(
     unclipped: float,
     quantile: float,
 ) -> float:
-    """Return the bound for the next step, from the share b̃ that this one left unclipped."""
+    """Return the bound for the next step.
+
+    Args:
+        bound: the current bound.
+        unclipped: noisy fraction b̃ of shares that this step left unclipped.
+        quantile: fraction γ that should be left unclipped.
+    """
     log_factor = RATE * (quantile - unclipped)
     log_factor = min(math.log(2), max(-math.log(2), log_factor))
-    return min(MOST, max(LEAST, bound * math.exp(log_factor)))
+    return min(MAX_BOUND, max(MIN_BOUND, bound * math.exp(log_factor)))

@@ -1,12 +1,13 @@
 """DP-SGD with noise that later steps partly cancel (Choquette-Choo et al. 2023, "(Amplified)
 Banded Matrix Factorization: A unified approach to private training", arXiv 2306.08153).
 
-Weights are sums of gradients, so it is sums of noise that harm, and noise that cancels harms less.
-Steps that draw the same example must lie at least `bands` steps apart. So the examples are split
-into as many subsets, and the steps draw from one after the other (`Sampling.cycle`), at a rate as
-many times higher: the batch stays as large as without. The fewer bands, the more sampling hides;
-the more, the more noise cancels. The best number grows as ε √steps / epochs, and is 1, which is
-DP-SGD, for small ε or many epochs (McKenna 2025, arXiv 2405.15913).
+Weights are sums of gradients, so they suffer from sums of noise, and less if the noise of different
+steps cancels. Steps that draw the same example must be at least `bands` steps apart. The examples
+are therefore split into `bands` subsets, from which the steps draw in turn (`Sampling.cycle`), at a
+sampling rate that is `bands` times as high, so that the batch size does not change. With fewer
+bands, sampling amplifies privacy more; with more bands, more noise cancels. The best number grows
+like ε √steps / epochs. It is 1, which is DP-SGD, for small ε or many epochs (McKenna 2025, arXiv
+2405.15913).
 """
 
 from __future__ import annotations
@@ -35,16 +36,21 @@ signal = LazyModule("scipy.signal")
 class BandMF(DPSGD):
     """DP-SGD on real parameters, with noise that is correlated over `bands` steps.
 
-    Formal guarantees: z = noise_multiplier. One example, or owner, more or less changes ⌈T/bands⌉
-    of T steps in a row, each with the probability that `Sampling.sample_rate` says, and T steps are
-    exactly as private as so many of DP-SGD at that rate. This needs that its subset follows from
-    nothing but its own content, or an owner's from its name (`privacy.sampling.subsets`), and that
-    no step is drawn again with other noise: a run whose noise cannot be drawn again cannot continue
-    after a stop. Equal examples share a subset, so that one more or less moves none of the others.
+    Formal guarantees: z = noise_multiplier. Adding or removing an example (or owner) changes at
+    most ⌈T/bands⌉ of T consecutive steps, each with probability `Sampling.sample_rate`. T steps are
+    exactly as private as ⌈T/bands⌉ steps of DP-SGD at that rate. There are two requirements. The
+    subset of an example must follow from its own content only, and that of an owner from its name
+    (`privacy.sampling.subsets`). Equal examples are then in the same subset, and adding or removing
+    one moves no other. And no step may be repeated with different noise: a run whose noise cannot
+    be drawn again cannot continue after a stop.
+
+    Args:
+        bands: number of steps over which noise is correlated. Default: 1, which is DP-SGD. Other
+            arguments are those of `DPSGD`.
 
     Raises:
-        UserError: the model has complex parameters, or the sampling draws an example again within
-            `bands` steps, as a loop of one's own does.
+        UserError: the model has complex parameters, or the sampling may draw an example again
+            within `bands` steps, as your own training loop does.
     """
 
     def __init__(
@@ -78,18 +84,19 @@ class BandMF(DPSGD):
         return int(options.get("bands", 1))
 
     def mechanism(self) -> Mechanism:
-        white = super().mechanism()
-        reach = math.hypot(*self.strategy)
-        blocks = tuple(replace(block, std=block.std * reach) for block in white.blocks)
-        return replace(white, blocks=blocks, strategy=self.strategy)
+        uncorrelated = super().mechanism()
+        column_norm = math.hypot(*self.strategy)  # ‖c‖, the sensitivity of C times the gradients
+        blocks = tuple(replace(block, std=block.std * column_norm) for block in uncorrelated.blocks)
+        return replace(uncorrelated, blocks=blocks, strategy=self.strategy)
 
 
 @lru_cache(maxsize=64)
 def best_strategy(steps: int, bands: int) -> tuple[float, ...]:
-    """Return the c of `bands` numbers, the first 1, with the least `squared_error`.
+    """Return the coefficients c of the strategy matrix C that minimise `squared_error`.
 
-    It is searched for among those that do not grow, of which C⁻¹ is bounded. Rounded to four
-    digits, so that the last bits of a machine's arithmetic do not name other noise.
+    The first of the `bands` coefficients is 1. The search is restricted to coefficients that do not
+    increase, for which C⁻¹ is bounded. The result is rounded to four digits, so that the noise does
+    not depend on the last bits of a machine's arithmetic.
     """
     if bands == 1:
         return (1.0,)
@@ -102,7 +109,7 @@ def best_strategy(steps: int, bands: int) -> tuple[float, ...]:
         return math.log(error), later / ratios / error
 
     k = np.arange(1, bands)
-    start = (2 * k - 1) / (2 * k)  # of 1/√(1 − x), the best for as many steps as bands
+    start = (2 * k - 1) / (2 * k)  # series of 1/√(1 − x), the best c for as many steps as bands
     bounds = [(1e-6, 1.0)] * (bands - 1)
     ratios = optimize.minimize(objective, start, jac=True, bounds=bounds, method="L-BFGS-B").x
     rounded = [round(float(coefficient), 4) for coefficient in np.cumprod(ratios)]
@@ -110,16 +117,16 @@ def best_strategy(steps: int, bands: int) -> tuple[float, ...]:
 
 
 def squared_error(strategy: np.ndarray, steps: int) -> tuple[float, np.ndarray]:
-    """Return the mean squared error of all sums of the first t gradients, and its slope in c.
+    """Return the mean squared error of the prefix sums of the gradients, and its gradient in c.
 
-    In units of σ: ‖c‖² Σₖ (1 − k/T) wₖ², where w = (1, 1, …) C⁻¹ (the paper's equation 2).
+    The error in units of σ² is ‖c‖² Σₖ (1 − k/T) wₖ², where w = (1, 1, …) C⁻¹ (the paper's eq. 2).
     """
     sums = signal.lfilter([1.0], strategy, np.ones(steps))
     weights = (1 - np.arange(steps) / steps) * sums
     error = float(weights @ sums)
     length = float(strategy @ strategy)
-    again = signal.lfilter([1.0], strategy, sums)  # dw/dcⱼ is this, j steps later, with a minus
+    filtered_sums = signal.lfilter([1.0], strategy, sums)  # dw/dcⱼ is −filtered_sums, j steps later
     slope = np.zeros(len(strategy))
     for j in range(len(strategy)):
-        slope[j] = -2 * weights[j:] @ again[: max(0, steps - j)]
+        slope[j] = -2 * weights[j:] @ filtered_sums[: max(0, steps - j)]
     return error * length, slope * length + 2 * error * strategy

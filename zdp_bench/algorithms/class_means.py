@@ -1,15 +1,16 @@
-"""One release of class means, which is a linear classifier: nothing to tune, and no rate or steps.
+"""A linear classifier from one release of class means, without a learning rate or other tuning.
 
     S = Σ_owners u/‖u‖,   u = Σ_own yᵢ xᵢᵀ/‖xᵢ‖,   W = scale · (S + noise)/‖S + noise‖
 
-with xᵢ an example's features and yᵢ its class: ±1 for one logit, else the class's column of the
-identity less 1/classes. An owner's share has norm 1, so σ alone sets ε, exactly (Balle & Wang
-2018). It is the first step that DP-SGD takes from weights of 0, with all examples and all noise in
-it. Few owners and a small ε, where DP-SGD's many steps are noise, leave it ahead; with more, it is
-a start for DP-SGD (`algorithm.start_steps`).
+Here xᵢ are the features of an owner's example, and yᵢ is its class: ±1 for one logit, else the
+class's column of the identity minus 1/classes. An owner's share has norm 1, so ε follows exactly
+from σ (Balle & Wang 2018). The release is the first step of DP-SGD from weights of 0, with all
+examples and all noise in this step. It is better than DP-SGD for few owners and a small ε, where
+the many steps of DP-SGD are mostly noise. Otherwise it is a good start for DP-SGD
+(`algorithm.start_steps`).
 
-Complex features count by their real and imaginary parts (`model.complex_as=channels`): the score is
-then Re⟨w, x⟩. The bias is 0.
+The real and imaginary parts of complex features are separate features
+(`model.complex_as=channels`), so the score is Re⟨w, x⟩. The bias is 0.
 """
 
 from __future__ import annotations
@@ -30,25 +31,29 @@ from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism
 from zdp_bench.registry import register
 
-BOUND = 1 + 1e-9  # of a share, with the rounding of norms in float64
-SCALE = 3.0  # the norm of the weights, for features of mean square 1
+BOUND = 1 + 1e-9  # largest norm of a share, including the rounding of norms in float64
+SCALE = 3.0  # norm of the weights, for features of mean square 1
 
 
 def _is_one_real_layer(
     layers: list[nn.Linear],
     trained: Collection[nn.Parameter],
 ) -> bool:
-    """True if there is one layer, and no parameter but its own is trained."""
+    """Return True if there is one real layer, and only its parameters are trainable."""
     if len(layers) != 1 or layers[0].weight.is_complex():
         return False
     return set(trained) <= set(layers[0].parameters())
 
 
 class ClassSums:
-    """Sum each owner's features by class, for a model's only trained linear layer.
+    """Class sums of each share's features, for a model whose only trainable layer is linear.
+
+    Args:
+        problem: model and sampling.
+        key: the setting that asks for class means, for errors.
 
     Raises:
-        UserError: the model trains anything but one real linear layer.
+        UserError: the model has other trainable parameters than those of one real linear layer.
     """
 
     def __init__(self, problem: Problem, key: str) -> None:
@@ -65,17 +70,17 @@ class ClassSums:
         names: dict[Tensor, str] = {parameter: name for name, parameter in trained.items()}
         self.weight = names[self.layer.weight]
 
-    def of(
+    def by_share(
         self,
         batch: Batch,
         shares: Shares | None = None,
     ) -> Tensor:
         """Return each share's u/‖u‖ in float64, [shares, outputs, inputs]."""
         features, classes = self._features_and_classes(batch)
-        examples = cut(shares or (1,) * len(features))
-        sums = features.new_zeros(len(examples), *self.layer.weight.shape)
-        for number, own in enumerate(examples):
-            sums[number] = classes[own].T @ features[own]
+        slices = cut(shares or (1,) * len(features))
+        sums = features.new_zeros(len(slices), *self.layer.weight.shape)
+        for index, examples in enumerate(slices):
+            sums[index] = classes[examples].T @ features[examples]
         norms = torch.linalg.vector_norm(sums, dim=(1, 2), keepdim=True)
         return torch.where(norms > 0, sums / norms, 0.0)
 
@@ -84,9 +89,9 @@ class ClassSums:
         batch: Batch,
         shares: Shares | None = None,
     ) -> Tensor:
-        """Return their sum, [outputs, inputs]; of single examples as one product."""
+        """Return the sum of u/‖u‖ over all shares, [outputs, inputs]."""
         if shares is not None:
-            return self.of(batch, shares).sum(dim=0)
+            return self.by_share(batch, shares).sum(dim=0)
         features, classes = self._features_and_classes(batch)
         return nn.functional.normalize(classes, dim=1, eps=1e-30).T @ features
 
@@ -95,7 +100,12 @@ class ClassSums:
         direction: Tensor,
         scale: float,
     ) -> dict[str, Tensor]:
-        """Return weights of norm `scale` in a direction [outputs, inputs], and 0 for all others."""
+        """Return all trainable parameters by name: the weight has norm `scale`, and others are 0.
+
+        Args:
+            direction: direction of the weight, [outputs, inputs].
+            scale: norm of the weight.
+        """
         weights = {}
         for name, parameter in trainable(self.problem.model).items():
             weights[name] = torch.zeros_like(parameter, requires_grad=False)
@@ -104,14 +114,14 @@ class ClassSums:
         return weights
 
     def _features_and_classes(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return x/‖x‖ [B, inputs] and y [B, outputs]; 0 of an example that is not finite."""
+        """Return x/‖x‖ [B, inputs] and y [B, outputs]; both 0 if an example is not finite."""
         inputs, targets = batch
         arguments: list[Tensor] = []
 
-        def note(_: nn.Module, args: tuple[Tensor]) -> None:
+        def save_arguments(_: nn.Module, args: tuple[Tensor]) -> None:
             arguments.extend(args)
 
-        handle = self.layer.register_forward_pre_hook(note)
+        handle = self.layer.register_forward_pre_hook(save_arguments)
         try:
             with torch.no_grad():
                 self.problem.model(inputs)
@@ -119,9 +129,9 @@ class ClassSums:
             handle.remove()
         features = arguments[0].detach().flatten(1).double()
         norms = torch.linalg.vector_norm(features, dim=1, keepdim=True)
-        is_whole = norms.isfinite() & (norms > 0)
-        directions = torch.where(is_whole, features / norms, 0.0)
-        return directions, torch.where(is_whole, self._classes(targets), 0.0)
+        is_valid = norms.isfinite() & (norms > 0)
+        directions = torch.where(is_valid, features / norms, 0.0)
+        return directions, torch.where(is_valid, self._classes(targets), 0.0)
 
     def _classes(self, targets: Tensor) -> Tensor:
         """Return y [B, outputs]."""
@@ -132,8 +142,8 @@ class ClassSums:
                 "binary_classification has, and no other target."
             )
         if outputs == 1:
-            chances = targets.double().clamp(0, 1).nan_to_num()
-            return (2 * chances - 1).unsqueeze(1)
+            probabilities = targets.double().clamp(0, 1).nan_to_num()
+            return (2 * probabilities - 1).unsqueeze(1)
         return nn.functional.one_hot(targets, outputs).double() - 1 / outputs
 
 
@@ -141,7 +151,13 @@ class ClassSums:
 class ClassMeans(Algorithm):
     """One Gaussian release of class means as the classifier, for `real_linear`.
 
-    Formal guarantees: a share's norm is at most 1; z = noise_multiplier if all examples are drawn.
+    Formal guarantees: the norm of a share is at most 1; z = noise_multiplier if all examples are
+    drawn.
+
+    Args:
+        problem: model and sampling.
+        noise_multiplier: σ.
+        scale: norm of the weights. Default: 3.
 
     Raises:
         UserError: see `ClassSums`.
@@ -185,7 +201,7 @@ class ClassMeans(Algorithm):
         batch: Batch,
         shares: Shares | None = None,
     ) -> dict[str, Tensor]:
-        return {self.sums.weight: self.sums.of(batch, shares)}
+        return {self.sums.weight: self.sums.by_share(batch, shares)}
 
     def postprocess(
         self,
@@ -196,9 +212,10 @@ class ClassMeans(Algorithm):
 
 
 class ClassMeansFirst(FixedBound):
-    """DP-SGD whose first steps release class means at C, with the same noise.
+    """The release of DP-SGD whose first steps release class means, scaled to C, with equal noise.
 
-    The weights start from the sum of all class means so far, and ε counts these steps as any other.
+    After each of these steps, the weights are set to the direction of the sum of all class means so
+    far. ε counts these steps like any other.
     """
 
     def __init__(
@@ -211,7 +228,8 @@ class ClassMeansFirst(FixedBound):
         super().__init__(clipping, noise_multiplier, max_grad_norm)
         self.start_steps = start_steps
         self.sums = ClassSums(clipping.problem, setting_name("algorithm.start_steps"))
-        self.carried.update(started=0, length=0.0)  # the length of the sum so far
+        # Number of releases of class means so far, and the norm of their sum.
+        self.carried.update(started=0, length=0.0)
 
     @property
     def sets_weights(self) -> bool:  # type: ignore[override]
@@ -219,7 +237,7 @@ class ClassMeansFirst(FixedBound):
 
     @property
     def _scale(self) -> float:
-        """The norm of a share's class means, whose own is 1."""
+        """The factor that takes a share from norm 1 to norm C."""
         return self.max_grad_norm * SAFETY
 
     @property
@@ -235,9 +253,9 @@ class ClassMeansFirst(FixedBound):
         if not self.sets_weights:
             super().accumulate(total, batch, shares)
         elif len(batch[0]):
-            sums = self._scale * self.sums.total(batch, shares)
-            own = total[self.sums.weight]
-            own += sums.to(own)
+            batch_sum = self._scale * self.sums.total(batch, shares)
+            weight_total = total[self.sums.weight]
+            weight_total += batch_sum.to(weight_total)
 
     def contributions(
         self,
@@ -246,7 +264,7 @@ class ClassMeansFirst(FixedBound):
     ) -> dict[str, Tensor]:
         if not self.sets_weights:
             return super().contributions(batch, shares)
-        means = self._scale * self.sums.of(batch, shares)
+        means = self._scale * self.sums.by_share(batch, shares)
         rows = zero_rows(self.sums.problem.model, len(means))
         rows[self.sums.weight].copy_(means)
         return rows
@@ -256,12 +274,12 @@ class ClassMeansFirst(FixedBound):
         noisy: dict[str, Tensor],
         expected_batch_size: float,
     ) -> dict[str, Tensor]:
-        """Return the mean, or at the start weights along the sum of all class means so far."""
+        """Return the mean gradient or, in the first steps, weights along the sum of class means."""
         if not self.sets_weights:
             return super().postprocess(noisy, expected_batch_size)
         weights = self.sums.layer.weight.detach().double()
-        before = weights * (self.carried["length"] / SCALE)
-        total = noisy[self.sums.weight].double() + before
+        earlier_sum = weights * (self.carried["length"] / SCALE)
+        total = noisy[self.sums.weight].double() + earlier_sum
         self.carried["started"] += 1
         self.carried["length"] = float(total.norm())
         return self.sums.weights_along(total, SCALE)
@@ -272,8 +290,8 @@ class ClassMeansFirst(FixedBound):
         releases: int,
         delta: float,
     ) -> dict[str, Any]:
-        """Return how many steps release class means, and the tight ε of these alone."""
+        """Return the number of steps that release class means, and their tight ε alone."""
         if not self.start_steps:
             return {}
-        alone = tight_epsilon(mechanism, min(releases, self.start_steps), delta)
-        return {"start": {"steps": self.start_steps, "epsilon_alone": alone}}
+        epsilon_alone = tight_epsilon(mechanism, min(releases, self.start_steps), delta)
+        return {"start": {"steps": self.start_steps, "epsilon_alone": epsilon_alone}}

@@ -1,6 +1,6 @@
-"""What DP-SGD releases: gradients that are clipped at a bound, the same at every step.
+"""The release of plain DP-SGD: gradients clipped at a bound that is the same at every step.
 
-`adaptive_bound` and `class_means` have the two other releases, each a class like `FixedBound`.
+The other releases of DP-SGD, in `adaptive_bound` and `class_means`, derive from `FixedBound`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from zdp_bench.privacy.mechanism import Block, Mechanism
 
 @dataclass(frozen=True)
 class Clipping:
-    """How gradients are clipped, whatever the bound.
+    """How gradients are clipped, for any bound.
 
     Attributes:
-        problem: the model, its loss, and how examples are sampled.
-        per_layer: each of the L layers at C/√L; else the whole gradient at C.
-        gamma: of automatic clipping (Bu et al. 2022), if any.
-        engine: computes clipped sums.
-        complex_scale: multiplies the gradients of complex parameters.
-        complex_divisor: divides σC, for the noise on each of their parts.
+        problem: model, loss and sampling.
+        per_layer: clip each of the L layers at C/√L instead of the whole gradient at C.
+        gamma: γ of automatic clipping (Bu et al. 2022); None for plain clipping.
+        engine: engine that computes clipped sums.
+        complex_scale: factor on the gradients of complex parameters.
+        complex_divisor: divides σC for the noise on their real and on their imaginary part.
     """
 
     problem: Problem
@@ -41,13 +41,13 @@ class Clipping:
         bound: float,
         noise_multiplier: float,
     ) -> list[Block]:
-        """Return the blocks of all parameters, whose shares are bounded together."""
+        """Return a block for each trainable parameter. The bound holds for all blocks jointly."""
         std = noise_multiplier * bound
         blocks = []
         for name, parameter in trainable(self.problem.model).items():
             if parameter.is_complex():
-                part = std / self.complex_divisor
-                blocks.append(parameter_block(name, parameter, bound, part, "circular"))
+                part_std = std / self.complex_divisor
+                blocks.append(parameter_block(name, parameter, bound, part_std, "circular"))
             else:
                 blocks.append(parameter_block(name, parameter, bound, std, "real"))
         return blocks
@@ -59,7 +59,10 @@ class Clipping:
         shares: Shares | None,
         into: dict[str, Tensor] | None = None,
     ) -> ClippedSum:
-        """Return the sum of clipped gradients, and the norms before: `gradients.clipped_sum`."""
+        """Return the sum of clipped gradients and the norms before clipping.
+
+        See `gradients.clipped_sum`.
+        """
         return clipped_sum(
             self.problem.model,
             self.problem.loss,
@@ -79,7 +82,11 @@ class Clipping:
         bound: float,
         shares: Shares | None,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Return each clipped gradient, [B, *shape] by name, and the norms before, [B, groups]."""
+        """Return the clipped gradient of each share and the norms before clipping.
+
+        Returns:
+            Gradients [B, *shape] by name, and norms [B, groups], for B shares.
+        """
         gradients = reference.share_gradients(
             self.problem.model,
             self.problem.loss,
@@ -87,18 +94,18 @@ class Clipping:
             shares,
             complex_scale=self.complex_scale,
         )
-        together = groups(self.problem.model, bound, self.per_layer)
-        return reference.clip(gradients, together, self.gamma)
+        clip_groups = groups(self.problem.model, bound, self.per_layer)
+        return reference.clip(gradients, clip_groups, self.gamma)
 
 
 class FixedBound:
-    """Gradients clipped at C.
+    """The release of gradients clipped at C.
 
-    Formal guarantees: a share is at most C; z = noise_multiplier.
+    Formal guarantees: the norm of a share is at most C; z = noise_multiplier.
     """
 
-    is_mean = True  # the step's gradient is the mean of the release
-    sets_weights = False  # the release gives the weights, and not a gradient, for the step to come
+    is_mean = True  # the step's gradient is the noisy sum divided by the expected batch size
+    sets_weights = False  # True if the next release sets the weights instead of giving a gradient
 
     def __init__(
         self,
@@ -112,7 +119,7 @@ class FixedBound:
         self.carried: dict[str, float] = {}  # see `Algorithm.carried`
 
     def blocks(self) -> list[Block]:
-        """Return the blocks of a release; one bound holds for all."""
+        """Return the blocks of a release. They have one common bound."""
         return self.clipping.blocks(self.max_grad_norm, self.noise_multiplier)
 
     def accumulate(
@@ -129,7 +136,7 @@ class FixedBound:
         batch: Batch,
         shares: Shares | None,
     ) -> dict[str, Tensor]:
-        """Return the clipped shares, [B, *shape] by the block's name."""
+        """Return the clipped shares, block name -> [B, *shape]."""
         clipped, _ = self.clipping.clipped(batch, self.max_grad_norm, shares)
         return clipped
 
@@ -138,7 +145,7 @@ class FixedBound:
         noisy: dict[str, Tensor],
         expected_batch_size: float,
     ) -> dict[str, Tensor]:
-        """Return the gradient, or the weights, from the noisy sum."""
+        """Return the gradient, or the weights if `sets_weights`, from the noisy sum."""
         return mean(noisy, expected_batch_size)
 
     def report(
@@ -147,5 +154,5 @@ class FixedBound:
         releases: int,
         delta: float,
     ) -> dict[str, Any]:
-        """Return what a record's `privacy` section says of it."""
+        """Return the release's entries of a record's `privacy` section."""
         return {}

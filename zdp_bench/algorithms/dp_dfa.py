@@ -1,33 +1,36 @@
 """DP-DFA: private direct feedback alignment (Lee & Kifer 2020, Algorithm 1), and its hybrid.
 
-A fully connected layer ℓ learns from the error e at the output, carried back by a fixed random
-matrix instead of by the weights:
+A fully connected layer ℓ learns from the error e at the output, which a fixed random matrix feeds
+back instead of the weights:
 
     δ_ℓ = (B_ℓ e) ⊙ φ′(z_ℓ)   in hidden layers,   δ_L = e   in the output layer   (eq. 5)
     one example's share: δ_ℓ · clip(h_{ℓ−1}, τ_h)ᴴ for the weight, δ_ℓ for the bias (lines 11 to 16)
 
-with ‖e‖ ≤ τ_e by clipping, ‖B_ℓ‖ = β by scaling and |φ′| ≤ γ, so ‖δ_ℓ‖ ≤ γβτ_e. All clipping comes
-after the forward pass: the output does not depend on τ_h, and φ′ is taken at the network's true
-activations. No per-sample gradient is formed: the sum over a batch is one matrix product per layer.
+Here ‖e‖ ≤ τ_e by clipping, ‖B_ℓ‖ = β by scaling, and |φ′| ≤ γ, so ‖δ_ℓ‖ ≤ γβτ_e. All clipping comes
+after the forward pass: the output does not depend on τ_h, and φ′ is evaluated at the network's true
+activations. No per-sample gradient is formed, because the sum over a batch is one matrix product
+per layer.
 
-Layers in front of the first fully connected one (convolutions, norms) have two ways to learn, each
-layer's weight and bias clipped JOINTLY at C/√L:
+Layers in front of the first fully connected one (convolutions, norms) learn in one of two ways.
+Each layer's weight and bias are clipped JOINTLY at C/√L:
 
-    convolutions: hybrid    back-propagation from δ of the first fully connected layer,
-                            stop-gradient (section 4.2)
-                  dfa       an own matrix B carries e to each layer's output, as the next layer
-                            sees it (ours: the paper leaves the details to a supplement)
+    convolutions: hybrid    back-propagation from δ of the first fully connected layer, without
+                            gradients of that layer (section 4.2)
+                  dfa       a matrix B for each layer feeds e back to the layer's output, as the
+                            next layer receives it (our choice: the paper leaves the details to a
+                            supplement)
 
-Also ours: the INPUT is an activation and is clipped too (else ‖x‖ = 1000 exceeds the bound
-3.6-fold); δ is clipped at γβτ_e, which changes nothing if γ is right and keeps the bound if it is
-not; complex networks: complex B, the adjoint of the derivative for ⊙ φ′, noise on each part.
+We add the following to the paper. The INPUT is an activation too, and is clipped: otherwise an
+input with ‖x‖ = 1000 exceeds the bound 3.6-fold. δ is clipped at γβτ_e, which has no effect if γ is
+right and keeps the bound if it is not. In complex networks, B is complex, the adjoint of the
+derivative replaces ⊙ φ′, and the real and imaginary parts get noise.
 
 What C means. The paper sets 'the sensitivity of each iteration' to C, and its section 4.2 computes
-it for a REPLACED example, which moves the sum by two shares. `max_grad_norm` bounds one example's
-share, as in DP-SGD, so it is C/2, and noise_multiplier is σ·m/(C/2) with the paper's σ, the noise
-on the MEAN of m examples. The tight ε of fixed-size batches counts the replaced example, so
-z = σ·m/C, as in the paper. (It also sets C to the clipping bound of DP-BP 'following [1]', which is
-one example's share; its ε do not follow from that.)
+it for a REPLACED example, which changes the sum by two shares. `max_grad_norm` bounds one example's
+share, as in DP-SGD, so it is C/2. The noise_multiplier is σ·m/(C/2) with the paper's σ, the noise
+on the MEAN of m examples. The tight ε of fixed-size batches is that of a replaced example, so
+z = σ·m/C, as in the paper. (The paper also sets C to the clipping bound of DP-BP 'following [1]',
+which bounds one example's share. Its values of ε do not follow from that.)
 """
 
 from __future__ import annotations
@@ -65,21 +68,29 @@ from zdp_bench.privacy.mechanism import Mechanism, NoiseKind
 from zdp_bench.privacy.noise import stream
 from zdp_bench.registry import register
 
-HALF = (torch.float16, torch.bfloat16)  # whose sums round upwards
-Weighed = tuple[Tensor, Tensor]  # signals [B, n] and their factors [B]
+HALF_DTYPES = (torch.float16, torch.bfloat16)  # sums are computed in float32, as these may round up
+Clipped = tuple[Tensor, Tensor]  # signals [B, n] before clipping, and their clipping factors [B]
 
 
 @register("algorithm", "dp_dfa")
 class DPDFA(Algorithm):
     """DP-DFA on a chain of layers that ends in fully connected ones, real or complex.
 
-    Formal guarantees: an example's share is at most `max_grad_norm`, whatever inputs, weights and
-    targets are, NaN and ∞ included (such an example contributes nothing); z = noise_multiplier
-    under Poisson sampling. As published, the share exceeds `max_grad_norm`, and z is smaller.
+    Formal guarantees: the norm of an example's share is at most `max_grad_norm` for any inputs,
+    weights and targets, NaN and ∞ included (such an example contributes nothing).
+    z = noise_multiplier under Poisson sampling. With `as_published`, the norm of a share may exceed
+    `max_grad_norm`, and z is smaller.
 
     Args:
-        as_published: solve τ_h from section 4.2's formula, which has γβτ_e for the output layer
-            too, though its signal is up to τ_e. Fully connected networks only.
+        problem: model, loss, sampling and the seed of the feedback matrices.
+        noise_multiplier: σ, in units of `max_grad_norm`.
+        max_grad_norm: bound on an example's share.
+        error_clip: τ_e.
+        feedback_norm: β.
+        slope: γ, the largest slope of the activation.
+        convolutions: how the layers in front learn. See the module's docstring.
+        as_published: compute τ_h by the formula of section 4.2, which uses γβτ_e for the output
+            layer too, although the norm of its signal may be τ_e. Fully connected networks only.
 
     Raises:
         UserError: a value is out of range, or the network is not such a chain.
@@ -107,13 +118,13 @@ class DPDFA(Algorithm):
             require(0 < value < math.inf, f"algorithm.{name}", value, "must be positive and finite")
         self.convolutions = convolutions
         self.front, self.connected = split_chain(problem.model)
-        self.of_connected: list[nn.Parameter] = []
+        self.connected_parameters: list[nn.Parameter] = []
         for layer in self.connected.values():
-            self.of_connected += layer.parameters(recurse=False)
-        # ‖δ‖ of each fully connected layer: γβτ_e, and τ_e at the output
+            self.connected_parameters += layer.parameters(recurse=False)
+        # Bound on ‖δ‖ of each fully connected layer: γβτ_e, and τ_e at the output.
         self.hidden_signal = slope * feedback_norm * error_clip
-        hidden = len(self.connected) - 1
-        self.signals = [self.hidden_signal] * hidden + [error_clip]
+        hidden_layers = len(self.connected) - 1
+        self.signals = [self.hidden_signal] * hidden_layers + [error_clip]
         require(
             not (as_published and self.front),
             "algorithm.as_published",
@@ -125,37 +136,38 @@ class DPDFA(Algorithm):
         self.limits = torch.tensor(
             [[limit] for limit in (*self.signals, *self.activation_clips)],  # [2L, 1]
             dtype=torch.float64,
-            device=self.of_connected[0].device,
+            device=self.connected_parameters[0].device,
         )
         self.parameters = set(trainable(problem.model))
         self._feedback: dict[str, Tensor] = {}
         self._mechanism = self._build_mechanism()
 
     def _activation_clips(self, as_published: bool) -> list[float]:
-        """Solve τ_h of each fully connected layer from the target sensitivity C.
+        """Solve for τ_h of each fully connected layer, so that a share is at most C.
 
-        In fully connected networks all share one: C² = Σ_ℓ ‖δ_ℓ‖²(τ_h² + 1). With other layers in
-        front, each of the L layers has C/√L. A layer without bias has no 1.
+        A fully connected network has a common τ_h, with C² = Σ_ℓ ‖δ_ℓ‖²(τ_h² + 1). With other
+        layers in front, each of the L layers has its own τ_h and is bounded by C/√L. The term 1 is
+        that of the bias; a layer without bias does not have it.
         """
         squares = [signal**2 for signal in self.signals]
         if as_published:
             squares[-1] = self.hidden_signal**2
         pairs = list(zip(squares, self._biases(), strict=True))
-        square_bound = self.max_grad_norm**2
+        squared_bound = self.max_grad_norm**2
         if self.front:
-            share = square_bound / len(layers(self.problem.model))
-            solved = [share / square - bias for square, bias in pairs]
+            squared_layer_bound = squared_bound / len(layers(self.problem.model))
+            squared_clips = [squared_layer_bound / square - bias for square, bias in pairs]
         else:
-            of_biases = sum(square * bias for square, bias in pairs)
-            common = (square_bound - of_biases) / sum(squares)
-            solved = [common] * len(squares)
+            squared_bias_bound = sum(square * bias for square, bias in pairs)
+            common = (squared_bound - squared_bias_bound) / sum(squares)
+            squared_clips = [common] * len(squares)
         require(
-            min(solved) > 0,
+            min(squared_clips) > 0,
             "algorithm.max_grad_norm",
             self.max_grad_norm,
             "is too small for this error_clip: biases alone exceed it",
         )
-        return [math.sqrt(square) for square in solved]
+        return [math.sqrt(square) for square in squared_clips]
 
     def _bound_share(self) -> float:
         """Return the largest norm of one example's share in a fully connected network."""
@@ -164,7 +176,7 @@ class DPDFA(Algorithm):
         return math.sqrt(sum(squares))
 
     def _biases(self) -> list[float]:
-        """Return the squared activation that each layer's bias sees: 1, or 0 without a bias."""
+        """Return the squared factor on δ in each layer's bias gradient: 1, or 0 without a bias."""
         return [0.0 if layer.bias is None else 1.0 for layer in self.connected.values()]
 
     def _build_mechanism(self) -> Mechanism:
@@ -192,9 +204,9 @@ class DPDFA(Algorithm):
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         rows = zero_rows(self.problem.model, len(batch[0]))
-        for number, example in enumerate(split_batch(batch)):
+        for index, example in enumerate(split_batch(batch)):
             for name, share in self._sums(example).items():
-                rows[name][number] = share
+                rows[name][index] = share
         return rows
 
     def _sums(self, batch: Batch) -> dict[str, Tensor]:
@@ -202,172 +214,193 @@ class DPDFA(Algorithm):
         model, loss = self.problem.model, self.problem.loss
         if not self.front:
             inputs, targets = batch
-            with self._cut() as seen, torch.enable_grad():
+            with self._cut() as forward, torch.enable_grad():
                 outputs = model(arrange(model, inputs))
-                sums, _, _ = self._connected_sums(seen, loss(outputs, targets))
+                sums, _, _ = self._connected_sums(forward, loss(outputs, targets))
                 return sums
-        of_connected: dict[str, Tensor] = {}
+        connected_sums: dict[str, Tensor] = {}
 
         def objective(outputs: Tensor, targets: Tensor) -> Tensor:
-            """The loss of the layers in front, [B]; called without broken ones, it sums anew."""
-            sums, first, error = self._connected_sums(seen, loss(outputs, targets))
-            of_connected.update(sums)
-            return self._objective_of_front(seen, apply_factors(*first), apply_factors(*error))
+            """Return the loss of the layers in front, [B], and update `connected_sums`.
 
-        with self._cut() as seen:
-            in_front = len(layers(model))  # the fully connected ones are frozen here
-            share = in_front / (in_front + len(self.connected))
-            bound = self.max_grad_norm * math.sqrt(share)  # each layer: C/√L
-            of_front = PerExample(objective, proved=True)  # of shares that are clipped one by one
+            The engine calls it again without the examples whose gradients are not finite. The sums
+            of the last call are kept.
+            """
+            sums, first, error = self._connected_sums(forward, loss(outputs, targets))
+            connected_sums.update(sums)
+            return self._front_objective(forward, apply_factors(*first), apply_factors(*error))
+
+        with self._cut() as forward:
+            layers_in_front = len(layers(model))  # `_cut` freezes the fully connected layers
+            fraction = layers_in_front / (layers_in_front + len(self.connected))
+            bound = self.max_grad_norm * math.sqrt(fraction)  # each layer: C/√L
+            # Each example's objective depends on this example only, as the shares are independent.
+            front_loss = PerExample(objective, proved=True)
             try:
-                clipped = fast.clipped_sum(model, of_front, batch, bound, per_layer=True)
+                clipped = fast.clipped_sum(model, front_loss, batch, bound, per_layer=True)
             except NoRule as error:
                 raise UserError(f"{_named()}: does not support {error}.") from None
-        # If no example was left, `objective` was not called again, and its sums must go.
-        is_left = torch.isfinite(clipped.norms).all(dim=1)
-        for value in of_connected.values():
-            value.mul_(is_left.any())
-        return clipped.sums | of_connected
+        # If no example has finite gradients, `objective` was not called again, and the sums of its
+        # first call must not be used.
+        is_finite = torch.isfinite(clipped.norms).all(dim=1)
+        for value in connected_sums.values():
+            value.mul_(is_finite.any())
+        return clipped.sums | connected_sums
 
     def _connected_sums(
         self,
-        seen: Seen,
+        forward: Forward,
         losses: Tensor,
-    ) -> tuple[dict[str, Tensor], Weighed, Weighed]:
-        """Sum the shares of the fully connected layers; also δ of the first of them [B, n] and the
-        error [B, K], each with its clip factors [B].
+    ) -> tuple[dict[str, Tensor], Clipped, Clipped]:
+        """Sum the shares of the fully connected layers.
 
-        An example's δ is linear in its error, so all are computed unclipped, measured together and
-        scaled in the sum.
+        An example's δ is linear in its error. So all δ are computed from unclipped errors, measured
+        together, and scaled in the sum.
+
+        Returns:
+            The sums by parameter name; δ of the first fully connected layer, [B, n]; and the error,
+            [B, K]. The last two come with their clipping factors.
         """
         names = list(self.connected)
-        deltas = self._deltas(seen, losses)
-        activations = [seen.arrived[name].detach() for name in names]
-        signals = [*deltas, *activations]  # 2L of [B, n]
-        if any(rows.dtype in HALF for rows in signals):
+        deltas = self._deltas(forward, losses)
+        activations = [forward.inputs[name].detach() for name in names]
+        signals = [*deltas, *activations]  # 2L tensors [B, n]
+        if any(rows.dtype in HALF_DTYPES for rows in signals):
             signals = [rows.float() for rows in signals]
         squares = [squared_norms(rows) for rows in signals]
         norms = torch.stack(squares).sqrt_()  # [2L, B], float64
         factors = clip_factors(norms, self.limits)
-        of_deltas, of_activations = factors.chunk(2)  # [L, B] each
-        of_error = of_deltas[-1]
-        of_deltas = torch.minimum(of_deltas, of_error)  # if clipping the error was not enough
-        of_both = flush_factors(of_deltas * of_activations)
-        # 0 · NaN is NaN: a broken example is set to zero before it is weighed. No GPU is waited
-        # for.
+        delta_factors, activation_factors = factors.chunk(2)  # [L, B] each
+        error_factors = delta_factors[-1]
+        # A δ scales with its error. It is clipped further if it is still too long.
+        delta_factors = torch.minimum(delta_factors, error_factors)
+        product_factors = flush_factors(delta_factors * activation_factors)
+        # A factor of 0 does not remove a signal that is not finite, because 0 · NaN is NaN. On a
+        # GPU, signals are always replaced, which avoids waiting for it.
         if not (norms.is_cpu and all_finite(norms)):
-            is_whole = torch.isfinite(norms).all(dim=0)  # [B]
-            signals = [torch.where(is_whole.unsqueeze(1), rows, 0) for rows in signals]
+            is_finite = torch.isfinite(norms).all(dim=0)  # [B]
+            signals = [torch.where(is_finite.unsqueeze(1), rows, 0) for rows in signals]
         deltas, activations = signals[: len(names)], signals[len(names) :]
         dtype = deltas[-1].real.dtype
-        weight_factors = of_both.to(dtype)
-        bias_factors = of_deltas.to(dtype)
+        weight_factors = product_factors.to(dtype)
+        bias_factors = delta_factors.to(dtype)
         sums = {}
         for i, (name, layer) in enumerate(self.connected.items()):
-            weighed = apply_factors(deltas[i], weight_factors[i])
-            weight_sum = matrix_sum(weighed, activations[i])
+            clipped_deltas = apply_factors(deltas[i], weight_factors[i])
+            weight_sum = matrix_sum(clipped_deltas, activations[i])
             sums[f"{name}.weight"] = weight_sum.to(layer.weight.dtype)
             if layer.bias is not None:
                 bias_sum = contract(deltas[i], bias_factors[i])
                 sums[f"{name}.bias"] = bias_sum.to(layer.bias.dtype)
-        own_sums = {name: value for name, value in sums.items() if name in self.parameters}
-        return own_sums, (deltas[0], of_deltas[0]), (deltas[-1], of_error)
+        trainable_sums = {name: value for name, value in sums.items() if name in self.parameters}
+        return trainable_sums, (deltas[0], delta_factors[0]), (deltas[-1], error_factors)
 
     def _deltas(
         self,
-        seen: Seen,
+        forward: Forward,
         losses: Tensor,
     ) -> list[Tensor]:
-        """Return δ of each fully connected layer, [B, n], unclipped; the last one is the error."""
+        """Return δ of each fully connected layer before clipping, [B, n]; the last is the error."""
         *hidden, last = self.connected
         ones = torch.ones_like(losses)
-        (error,) = torch.autograd.grad(losses, seen.outputs[last], ones)
+        (error,) = torch.autograd.grad(losses, forward.outputs[last], ones)
         if not hidden:
             return [error]
-        activations = [seen.arrived[following] for following in [*hidden[1:], last]]
+        activations = [forward.inputs[following] for following in [*hidden[1:], last]]
         pairs = zip(hidden, activations, strict=True)
-        carried = [self._carried(name, error, activation) for name, activation in pairs]
-        outputs = [seen.outputs[name] for name in hidden]
-        deltas = torch.autograd.grad(activations, outputs, carried)  # ⊙ φ′
+        feedback = [self._feed_back(name, error, activation) for name, activation in pairs]
+        outputs = [forward.outputs[name] for name in hidden]
+        deltas = torch.autograd.grad(activations, outputs, feedback)  # ⊙ φ′
         return [*deltas, error]
 
-    def _objective_of_front(
+    def _front_objective(
         self,
-        seen: Seen,
+        forward: Forward,
         delta: Tensor,
         error: Tensor,
     ) -> Tensor:
-        """The loss of the layers in front, [B], whose gradient is the feedback.
+        """Return the loss of the layers in front, [B], whose gradient is the feedback.
 
-        hybrid: ⟨z, δ⟩ of the first fully connected layer, z = W h, so ⟨h, Wᴴδ⟩.
-        dfa: Σ ⟨h, B e⟩ over every layer's own output h.
+        hybrid: ⟨z, δ⟩ of the first fully connected layer; as z = W h, this is ⟨h, Wᴴδ⟩.
+        dfa: Σ ⟨h, B e⟩ over the outputs h of the layers in front.
         """
         first, layer = next(iter(self.connected.items()))
         if self.convolutions == "hybrid":
-            return _inner(seen.arrived[first], delta @ layer.weight.conj())
+            return _inner_product(forward.inputs[first], delta @ layer.weight.conj())
         products = []
         for name, following in pairwise([*self.front, first]):
-            output = seen.arrived[following]
-            products.append(_inner(output, self._carried(name, error, output)))
+            output = forward.inputs[following]
+            products.append(_inner_product(output, self._feed_back(name, error, output)))
         return torch.stack(products).sum(dim=0)
 
-    def _carried(
+    def _feed_back(
         self,
         name: str,
         error: Tensor,
         like: Tensor,
     ) -> Tensor:
-        """Return B e in the shape [B, *] and dtype of `like`; B is Gaussian with ‖B‖ = β."""
+        """Return B e for the named layer, in the shape [B, *] and data type of `like`.
+
+        B is Gaussian, scaled to ‖B‖ = β, and drawn in the first call.
+        """
         rows = math.prod(like.shape[1:])
         if name not in self._feedback:
             dtype = torch.promote_types(like.dtype, error.dtype)
             wide = torch.complex128 if dtype.is_complex else torch.float64
             generator = torch.Generator().manual_seed(_seed(self.problem.seed, name))
             columns = error.shape[1]
-            drawn = torch.randn(rows, columns, dtype=wide, generator=generator)
-            drawn *= self.feedback_norm / torch.linalg.matrix_norm(drawn, 2)
-            self._feedback[name] = drawn.to(error.device, dtype)
-        feedback = self._feedback[name]
-        carried = error.to(feedback.dtype) @ feedback.T
+            matrix = torch.randn(rows, columns, dtype=wide, generator=generator)
+            matrix *= self.feedback_norm / torch.linalg.matrix_norm(matrix, 2)
+            self._feedback[name] = matrix.to(error.device, dtype)
+        matrix = self._feedback[name]
+        feedback = error.to(matrix.dtype) @ matrix.T
         if not like.is_complex():
-            carried = carried.real
-        return carried.to(like.dtype).view_as(like)
+            feedback = feedback.real
+        return feedback.to(like.dtype).view_as(like)
 
     @contextmanager
-    def _cut(self) -> Iterator[Seen]:
-        """Inside, every layer that learns by feedback starts a graph of its own."""
-        seen = Seen()
+    def _cut(self) -> Iterator[Forward]:
+        """Cut autograd's graph in front of each layer that learns by feedback, inside the context.
+
+        The fully connected layers are frozen meanwhile, because no gradient of their parameters is
+        needed.
+        """
+        forward = Forward()
         model = self.problem.model
-        fed = list(self.connected)
+        fed_layers = list(self.connected)
         if self.convolutions != "hybrid":
-            fed = self.front + fed
-        frozen = [parameter for parameter in self.of_connected if parameter.requires_grad]
-        handles = [model.register_forward_pre_hook(lambda *_: seen.clear())]
-        for name in fed:
-            hook = partial(cut_input, seen, name)
+            fed_layers = self.front + fed_layers
+        frozen = [parameter for parameter in self.connected_parameters if parameter.requires_grad]
+        handles = [model.register_forward_pre_hook(lambda *_: forward.clear())]
+        for name in fed_layers:
+            hook = partial(cut_input, forward, name)
             handles.append(model.get_submodule(name).register_forward_pre_hook(hook))
         for name, layer in self.connected.items():
-            cut_own_output = partial(cut_output, seen, name)
-            handles.append(layer.register_forward_hook(cut_own_output))
+            output_hook = partial(cut_output, forward, name)
+            handles.append(layer.register_forward_hook(output_hook))
         try:
             for parameter in frozen:
                 parameter.requires_grad_(False)
-            yield seen
+            yield forward
         finally:
             for handle in handles:
                 handle.remove()
-            seen.clear()
+            forward.clear()
             for parameter in frozen:
                 parameter.requires_grad_(True)
 
 
-def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """Re⟨a, b⟩ of each example, [B, *] -> [B]; its `.grad` in a is b, also if both are complex."""
+def _inner_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return Re⟨a, b⟩ of each example, [B, *] -> [B].
+
+    Its `.grad` with respect to a is b, even if both are complex.
+    """
     product = a * b.detach().conj()
     return product.real.flatten(1).sum(dim=1)
 
 
 def _seed(seed: int, layer: str) -> int:
+    """Return the seed of a layer's feedback matrix."""
     feedback = stream(seed, "feedback", layer)
     (state,) = feedback.generate_state(1, np.uint64)
     return int(state >> np.uint64(1))
@@ -377,57 +410,68 @@ def _seed(seed: int, layer: str) -> int:
 
 
 @dataclass
-class Seen:
-    """One forward pass, cut in front of every layer that learns by feedback."""
+class Forward:
+    """Tensors of one forward pass, which is cut in front of each layer that learns by feedback.
 
-    # layer -> its input, with the graph that leads back to the layer before
-    arrived: dict[str, Tensor] = field(default_factory=dict)
-    # fully connected layer -> its output z, a leaf [B, n]
+    Attributes:
+        inputs: input of each such layer, by the layer's name, with the graph back to the previous
+            layer.
+        outputs: output z of each fully connected layer, by the layer's name: a leaf [B, n].
+    """
+
+    inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Forget the pass."""
-        self.arrived.clear()
+        """Remove all tensors."""
+        self.inputs.clear()
         self.outputs.clear()
 
 
 def cut_input(
-    seen: Seen,
+    forward: Forward,
     name: str,
     layer: nn.Module,
     arguments: tuple[Any, ...],
 ) -> tuple[Tensor]:
-    """Hook before a layer: keep its input, and give it a copy without a graph."""
-    if name in seen.arrived:
+    """Save a layer's input and detach it. A forward pre-hook."""
+    if name in forward.inputs:
         raise UserError(
             f"{_named()}: layer '{name}' is called twice; feedback alignment needs a chain "
             "of layers."
         )
-    (arrived,) = arguments
-    is_map_linear = isinstance(layer, nn.Linear)  # which takes whole maps
-    seen.arrived[name] = arrived.flatten(1) if is_map_linear else arrived
-    return (arrived.detach(),)
+    (x,) = arguments
+    # A `MapLinear` takes maps [B, C, H, W], which are flattened as in the layer.
+    forward.inputs[name] = x.flatten(1) if isinstance(layer, nn.Linear) else x
+    return (x.detach(),)
 
 
 def cut_output(
-    seen: Seen,
+    forward: Forward,
     name: str,
     layer: nn.Module,
     arguments: tuple[Any, ...],
     output: Tensor,
 ) -> Tensor:
-    """Hook after a fully connected layer: its output becomes a leaf."""
+    """Replace the output of a fully connected layer by a leaf, and save it. A forward hook."""
     if output.dim() != 2:
         raise UserError(
-            f"{_named()}: layer '{name}' answers with {output.dim() - 1} dimensions a "
-            "example; it must be one."
+            f"{_named()}: the output of layer '{name}' has {output.dim() - 1} dimensions per "
+            "example; it must have one."
         )
-    seen.outputs[name] = output.detach().requires_grad_()
-    return seen.outputs[name]
+    forward.outputs[name] = output.detach().requires_grad_()
+    return forward.outputs[name]
 
 
 def split_chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:
-    """Return the names of the layers in front of the fully connected ones, and these by name."""
+    """Split a chain of layers at its first fully connected one.
+
+    Returns:
+        The names of the layers in front, and the fully connected layers by name.
+
+    Raises:
+        UserError: there is no fully connected layer, or another layer follows one.
+    """
     front: list[str] = []
     connected: dict[str, nn.Linear] = {}
     for names in layers(model):
@@ -445,12 +489,12 @@ def split_chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:
             )
     if not connected:
         raise UserError(
-            f"{_named()}: the network has no fully connected layer, so there is nothing to "
-            "carry the error to."
+            f"{_named()}: the network has no fully connected layer that the error could be fed "
+            "back to."
         )
     return front, connected
 
 
 def _named() -> str:
-    """Return this algorithm as a user chooses it."""
+    """Return how a user selects this algorithm, for errors."""
     return setting("algorithm", "dp_dfa")

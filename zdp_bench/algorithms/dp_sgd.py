@@ -19,36 +19,38 @@ from zdp_bench.registry import register
 
 @register("algorithm", "dp_sgd")
 class DPSGD(Algorithm):
-    """DP-SGD on real parameters, in one of three ways, each a class:
+    """DP-SGD on real parameters. The release is one of three classes:
 
-        FixedBound        gradients clipped at C
-        AdaptiveBound     with `clip_quantile`: at a bound that follows the gradients' norms
-        ClassMeansFirst   with `start_steps`: so many steps release class means instead
+        FixedBound        gradients clipped at C (default)
+        AdaptiveBound     with `clip_quantile`: the bound follows the gradients' norms
+        ClassMeansFirst   with `start_steps`: the first steps release class means instead
 
-    Formal guarantees: an example's share is at most `max_grad_norm`, or, in units of the bound
-    that holds then, `JOINT_BOUND`; z = noise_multiplier under Poisson sampling.
+    Formal guarantees: the norm of a share is at most `max_grad_norm`; with an adaptive bound, it is
+    at most `JOINT_BOUND` in units of the current bound. z = noise_multiplier under Poisson
+    sampling.
 
     Args:
-        problem: what is trained.
+        problem: model, loss and sampling.
         noise_multiplier: σ, in units of C.
-        max_grad_norm: C, or the first bound where it adapts.
-        clip_quantile: the share of gradients that the bound leaves unclipped.
-        start_steps: how many steps release class means.
-        per_layer: clip each of the L layers at C/√L; else the whole gradient at C.
-        gamma: of automatic clipping (Bu et al. 2022).
-        gradients: the engine.
+        max_grad_norm: clipping norm C; the initial bound if it adapts.
+        clip_quantile: fraction of the gradients that an adaptive bound leaves unclipped. Default:
+            the bound is fixed.
+        start_steps: number of first steps that release class means. Default: none.
+        per_layer: clip each of the L layers at C/√L instead of the whole gradient at C.
+        gamma: γ of automatic clipping (Bu et al. 2022). Default: plain clipping.
+        gradients: engine that computes clipped sums.
 
     Raises:
-        UserError: the model has complex parameters; `zeta_dp_sgd` says what their noise is, this
-            algorithm does not.
+        UserError: the model has complex parameters, for whose noise use `zeta_dp_sgd`; or
+            `clip_quantile` is combined with `gamma` or `start_steps`.
     """
 
     sums_gradients = True
     takes_shares = True
-    sums_in_float32 = True  # even if the forward pass runs in bfloat16
+    sums_in_float32 = True
     takes_complex = False
-    complex_scale = 1.0  # of the gradients of complex parameters
-    complex_divisor = 1.0  # of σC, for the noise on each of their parts
+    complex_scale = 1.0  # factor on the gradients of complex parameters
+    complex_divisor = 1.0  # divides σC for the noise on the real and on the imaginary part
 
     def __init__(
         self,
@@ -129,11 +131,11 @@ class DPSGD(Algorithm):
 
 
 def _require_alone(gamma: float | None, start_steps: int | None) -> None:
-    """Reject an adaptive bound beside what gives every share the same norm."""
+    """Reject an adaptive bound together with an option that leaves no unclipped shares to count."""
     for other, value in (("gamma", gamma), ("start_steps", start_steps)):
         if value is not None:
             raise UserError(
                 f"{setting_name('algorithm.clip_quantile')} with "
-                f"{setting_name(f'algorithm.{other}')}: every share then has a norm of its own, so "
-                "none is left unclipped to count. Give one of them."
+                f"{setting_name(f'algorithm.{other}')}: every share is then rescaled, so none "
+                "is left unclipped to count. Set only one of them."
             )

@@ -1,6 +1,6 @@
-"""Plain, non-private training: the baseline of every private row.
+"""Plain, non-private training, for comparison with private rows.
 
-Its ε is infinite, and the ledger says so.
+Its ε is infinite, and the ledger states that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zdp_bench.registry import register
 
 @register("algorithm", "sgd")
 class SGD(Algorithm):
-    """Unclipped gradients without noise, through the same step as every other algorithm."""
+    """Unclipped gradients without noise, in the same step as all other algorithms."""
 
     sums_gradients = True
 

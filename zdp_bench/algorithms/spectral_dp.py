@@ -1,19 +1,19 @@
-"""Spectral-DP (Feng et al., S&P 2023): clip and noise the padded spectrum, filter, and crop.
+"""Spectral-DP (Feng et al., S&P 2023): clip the padded spectrum, add noise, filter, and crop.
 
     Σᵢ clip(F(gᵢ ⋆ xᵢ), C/√L)  + ξ  →  low-pass filter  →  F⁻¹  →  crop to the kernel
 
-Each of the L layers is clipped at C/√L, so an example's whole share is at most C, and every
-coordinate gets the noise of C.
+Each of the L layers is clipped at C/√L, so the norm of an example's share over all layers is at
+most C. The noise on each coordinate has the standard deviation σC.
 
-    noise: sound          ξ = F(white noise), hermitian as the spectrum of a real signal is:
-                          N(0, σ²C²) in each of its real dimensions; and a symmetric filter. The
-                          release is P(Σ clip) + Pξ with an orthogonal projection P: z = σ, bias
-                          −(I − P)g.
-           as_published   N(0, σ²C²/2) on each part of each frequency and the one-sided filter
-                          `[K:-1] = 0` of its public code over the last dimension, which keeps the
+    noise: sound          ξ = F(white noise), which is hermitian like the spectrum of a real signal,
+                          with N(0, σ²C²) in each of its real dimensions, and a symmetric filter.
+                          The release is P(Σ clip) + Pξ with an orthogonal projection P: z = σ, with
+                          the bias −(I − P)g.
+           as_published   N(0, σ²C²/2) on each part of each frequency, and the one-sided filter
+                          `[K:-1] = 0` of the public code over the last dimension, which keeps the
                           last frequency: z = σ/√2.
 
-Not followed: the public code clips the gradient of the MEAN loss and adds noise to every sample, at
+The public code differs: it clips the gradient of the MEAN loss and adds noise to every sample, at
 z ≈ σ/(2√N).
 """
 
@@ -33,11 +33,18 @@ from zdp_bench.registry import register
 
 @register("algorithm", "spectral_dp")
 class SpectralDP(InSpectra):
-    """DP-SGD in the padded Fourier domain, with a low-pass filter behind it.
+    """DP-SGD in the padded Fourier domain, followed by a low-pass filter.
 
-    Formal guarantees: an example's share is at most `max_grad_norm`, over all layers; z =
-    noise_multiplier with sound noise, noise_multiplier/√2 as published (under Poisson sampling).
-    Filter, inverse and crop see the noisy sum alone.
+    Formal guarantees: the norm of an example's share over all layers is at most `max_grad_norm`.
+    Under Poisson sampling, z is noise_multiplier with sound noise and noise_multiplier/√2 as
+    published. Filter, inverse transform and crop depend on the examples only through the noisy sum.
+
+    Args:
+        problem: model, loss, sampling and `like`.
+        noise_multiplier: σ, in units of C.
+        max_grad_norm: clipping norm C.
+        filter_ratio: fraction of the frequencies that the filter removes. Default: 0.5.
+        noise: see the module's docstring.
 
     Raises:
         UserError: the model is complex, or has a grouped or transposed convolution.
@@ -61,10 +68,10 @@ class SpectralDP(InSpectra):
         else:
             self.spectral_noise = "circular", std / math.sqrt(2)
         self.domain = padded_domain(problem.model, problem.loss, problem.like)
-        keep = low_pass if noise == "sound" else one_sided
+        make_filter = low_pass if noise == "sound" else one_sided
         device = next(problem.model.parameters()).device
         self.filters = {
-            name: keep(spectrum.sizes, filter_ratio).to(device)
+            name: make_filter(spectrum.sizes, filter_ratio).to(device)
             for name, spectrum in self.domain.spectra.items()
         }
 
@@ -72,27 +79,27 @@ class SpectralDP(InSpectra):
         self, noisy: dict[str, Tensor], expected_batch_size: float
     ) -> dict[str, Tensor]:
         filtered = dict(noisy)
-        for name, kept in self.filters.items():
-            filtered[name] = noisy[name] * kept
+        for name, is_kept in self.filters.items():
+            filtered[name] = noisy[name] * is_kept
         return mean(self.domain.gradients(filtered), expected_batch_size)
 
 
 def low_pass(sizes: tuple[int, ...], ratio: float) -> Tensor:
-    """Return True for the (1 − ratio) lowest frequencies; k and −k are kept or cut together."""
+    """Return True for the lowest 1 − ratio of the frequencies; k and −k are kept or cut alike."""
     distance = torch.zeros(sizes)
     for dim, size in enumerate(sizes):
-        # whole numbers, so that equal distances are exactly equal
+        # Frequencies are squared as whole numbers, so that equal distances are exactly equal.
         squares = (torch.fft.fftfreq(size) * size).square() / size**2
-        dims_behind = [1] * (len(sizes) - 1 - dim)
-        distance = distance + squares.view(-1, *dims_behind)
-    kept = max(1, math.ceil((1 - ratio) * distance.numel()))
-    highest, _ = distance.flatten().kthvalue(kept)
+        later_dims = [1] * (len(sizes) - 1 - dim)
+        distance = distance + squares.view(-1, *later_dims)
+    num_kept = max(1, math.ceil((1 - ratio) * distance.numel()))
+    highest, _ = distance.flatten().kthvalue(num_kept)
     return distance <= highest * (1 + 1e-6)
 
 
 def one_sided(sizes: tuple[int, ...], ratio: float) -> Tensor:
-    """Return what `[K:-1] = 0` keeps of the last dimension: its first frequencies, and the last."""
-    kept = torch.ones(sizes, dtype=torch.bool)
+    """Return True for the frequencies that `[K:-1] = 0` keeps: the first ones and the last."""
+    is_kept = torch.ones(sizes, dtype=torch.bool)
     first_cut = max(1, round((1 - ratio) * sizes[-1]))
-    kept[..., first_cut:-1] = False
-    return kept
+    is_kept[..., first_cut:-1] = False
+    return is_kept

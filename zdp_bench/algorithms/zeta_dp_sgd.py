@@ -1,21 +1,22 @@
 """ζ-DP-SGD for complex networks (Ziller et al. 2021 and Riess et al. 2024, Algorithms 1).
 
-The two papers differ in two conventions, and both are here by name:
+The two papers differ in two conventions. Options select them:
 
     gradient: autograd    clip PyTorch's `.grad` = 2 ∂L/∂θ̄ (2024, eq. 5)
-              wirtinger   clip ∂L/∂θ̄, half of `.grad`; its bound B is 2B on `.grad` (2021, eq. 13
-                          and appendix A.1)
+              wirtinger   clip ∂L/∂θ̄, half of `.grad`; a bound B on it is 2B on `.grad` (2021,
+                          eq. 13 and appendix A.1)
     noise:    per_component   N(0, σ²B²) on the real AND on the imaginary part: z = σ (2024)
-              circular        N_C(0, σ²B²), that is σ²B²/2 on each part: z = σ/√2 (2021,
+              circular        N_C(0, σ²B²), that is, variance σ²B²/2 on each part: z = σ/√2 (2021,
                               Definition 6)
 
-The 2021 paper's Theorems 1 and 2 give the circular mechanism z = σ. They are off by √2: they put
-N_C(0, σ²I) into the REAL mechanism's formulas, as if each part had σ². Their proofs (eqs. 7 and 10)
-take the complex covariance σ²I for the real one; the density of N_C(0, σ²) at w is
-exp(−|w|²/σ²)/(πσ²), without the 2 of the real exponent. So the privacy loss of neighbours at
-distance Δ has mean Δ²/σ² and variance 2Δ²/σ², where eq. 7 says Δ²/(2σ²) and Δ²/σ²; a Monte-Carlo
-run of the mechanism shows it (`tests/privacy/test_accounting.py`). Δ/σ must read √2·Δ/σ in its
-eq. 5, and its eq. 8 must ask for σ² ≥ αΔ²/ρ, twice as much.
+According to the 2021 paper's Theorems 1 and 2, z = σ for the circular mechanism. This is off by √2,
+because they use N_C(0, σ²I) in the REAL mechanism's formulas, as if each part had variance σ². The
+proofs (eqs. 7 and 10) mistake the complex covariance σ²I for the real one. The density of
+N_C(0, σ²) at w is exp(−|w|²/σ²)/(πσ²), without the 2 of the real exponent. The privacy loss of
+neighbours at distance Δ therefore has mean Δ²/σ² and variance 2Δ²/σ², instead of Δ²/(2σ²) and Δ²/σ²
+as in eq. 7. A Monte-Carlo simulation of the mechanism confirms this
+(`tests/privacy/test_accounting.py`). In eq. 5, Δ/σ should read √2·Δ/σ, and eq. 8 should require
+σ² ≥ αΔ²/ρ, twice as much.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ from zdp_bench.registry import register
 
 @register("algorithm", "zeta_dp_sgd")
 class ZetaDPSGD(DPSGD):
-    """DP-SGD on complex, real or mixed parameters, with every option of `DPSGD`.
+    """DP-SGD on complex, real or mixed parameters.
 
-    Formal guarantees: an example's share is at most `max_grad_norm` in the chosen gradient
-    convention; z = noise_multiplier for `per_component` noise and noise_multiplier/√2 for
-    `circular` (under Poisson sampling). Real parameters of a mixed network get N(0, σ²B²) under
-    both.
+    Formal guarantees: the norm of a share is at most `max_grad_norm` in the chosen gradient
+    convention. Under Poisson sampling, z is noise_multiplier for `per_component` noise and
+    noise_multiplier/√2 for `circular` noise. Real parameters of a mixed network get N(0, σ²B²) in
+    both cases.
+
+    Args:
+        noise, gradient: see the module's docstring. Other arguments are those of `DPSGD`.
     """
 
     takes_complex = True

@@ -144,7 +144,7 @@ def clipped_sum(
             raise UserError(
                 f"this algorithm needs per-sample rules, which do not support {error}."
             ) from None
-        require_outputs_alone(model, loss, *reference.outputs_of_one(model, batch))
+        require_outputs_alone(model, loss, *reference.compute_first_output(model, batch))
         log.info("no per-sample rule supports %s: using torch.func for this model", error)
         _unsupported.add(program_or_model)
     return reference.clipped_sum(model, loss, batch, bound, **options)

@@ -1,9 +1,9 @@
 """The loss as the engines call it: for one example at a time.
 
-Clipping bounds what an example does through its own loss, and nothing if that loss also depends on
-other examples: on their outputs, their targets, or how many there are. No loss is trusted with a
-batch, so that nobody has to find out whether it mixes one. What a loss does to its targets stays in
-a copy: every pass of an example finds them as they were.
+Clipping bounds an example's effect through its own loss. It bounds nothing if that loss also
+depends on other examples: on their outputs, their targets, or their number. No loss is therefore
+called on a batch of several examples, unless it provably keeps them apart. A loss gets a copy of
+the targets, so that it cannot change them for a later call.
 """
 
 from __future__ import annotations
@@ -26,29 +26,31 @@ from zdp_bench.gradients.program import copy_apart
 
 
 class DomainError(UserError):
-    """The loss or the model fails on its inputs."""
+    """Raised if the loss or the model fails on its inputs."""
 
 
-ROUNDED = 1e-4  # of the largest number, by which two ways to one number differ
+# Largest difference that counts as rounding, relative to the largest number.
+ROUNDING = 1e-4
 
 
-class _NotRows(Exception):  # noqa: N818 - of `==`, Python would take a TypeError for False
-    """A loss does more with its arguments than a cross-entropy."""
+# Not a TypeError: from `==`, Python would turn that into False.
+class _NotCrossEntropy(Exception):  # noqa: N818
+    """Raised if a loss does anything with its arguments but compute their cross-entropy."""
 
 
 class _Rows(Tensor):
-    """A placeholder for the outputs or targets of one example, which holds no number of them.
+    """A placeholder for outputs or targets, whose numbers the loss cannot read.
 
-    It serves a cross-entropy without reduction alone, which keeps rows apart: torch computes that
-    of all rows at once, in a twentieth of vmap's time.
+    Only `cross_entropy` without reduction accepts it. It computes each row from this row alone, so
+    it may process all rows at once, which takes a twentieth of vmap's time.
     """
 
-    held: Tensor
+    tensor: Tensor  # the outputs or targets [B, ...] that it stands for
 
     @staticmethod
-    def of(held: Tensor) -> _Rows:
+    def wrap(tensor: Tensor) -> _Rows:
         rows = torch.empty(0, device="meta").as_subclass(_Rows)
-        vars(rows)["held"] = held
+        vars(rows)["tensor"] = tensor
         return rows
 
     @classmethod
@@ -60,38 +62,42 @@ class _Rows(Tensor):
         kwargs: Any = None,
     ) -> Any:
         if func is not cross_entropy:
-            raise _NotRows
-        outputs, targets = [vars(rows)["held"] for rows in args]
+            raise _NotCrossEntropy
+        outputs, targets = [vars(rows)["tensor"] for rows in args]
         losses = func(outputs, targets, **kwargs)
-        if losses.shape != (len(outputs),):  # a mean, or several for each row
-            raise _NotRows
-        return _Rows.of(losses)
+        if losses.shape != (len(outputs),):  # a mean, or several losses per row
+            raise _NotCrossEntropy
+        return _Rows.wrap(losses)
 
 
 def draw_seeds(examples: int) -> list[int]:
-    """Return a seed for each of so many examples, whose own random numbers follow from it."""
+    """Draw a seed for the random numbers of each example."""
     seeds: list[int] = torch.randint(2**62, (examples,)).tolist()
     return seeds
 
 
 def seed_torch(seed: int) -> None:
-    """Seed torch's random numbers of every device."""
+    """Seed torch's random number generators on all devices."""
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
-    else:  # the same numbers; torch would note the whole stack for every device there may be
+    else:  # the same numbers, but faster: `manual_seed` records a stack trace for absent devices
         torch.default_generator.manual_seed(seed)
 
 
 def set_seed(seed: int) -> None:
-    """Seed torch's, Python's and numpy's random numbers."""
+    """Seed the random number generators of torch, Python and NumPy."""
     seed_torch(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 @contextmanager
-def kept_draws(devices: list[torch.device] | None = None) -> Iterator[None]:
-    """Leave random states as they were: Python's, numpy's, torch's (None: of every device)."""
+def preserve_random_state(devices: list[torch.device] | None = None) -> Iterator[None]:
+    """Restore the random states of Python, NumPy and torch on exit.
+
+    Args:
+        devices: GPUs whose states are restored. Default: all.
+    """
     python_state = random.getstate()
     numpy_state = np.random.get_state()
     try:
@@ -102,30 +108,37 @@ def kept_draws(devices: list[torch.device] | None = None) -> Iterator[None]:
         np.random.set_state(numpy_state)
 
 
-def are_alike(first: Tensor, second: Tensor, of_all: Tensor) -> bool:
-    """True if two tensors have one shape and differ by rounding only.
+def are_alike(first: Tensor, second: Tensor, reference: Tensor) -> bool:
+    """Return True if two tensors have the same shape and differ by rounding only.
 
     Args:
-        of_all: numbers whose largest sets the scale, such as those of the whole batch.
+        first: a tensor.
+        second: a tensor.
+        reference: tensor whose largest finite magnitude sets the scale of rounding, such as the
+            values of the whole batch.
     """
     if first.shape != second.shape:
         return False
-    largest = float(of_all.detach().abs().nan_to_num(posinf=0.0).max()) if of_all.numel() else 0.0
-    return torch.allclose(first, second, rtol=0.0, atol=ROUNDED * largest, equal_nan=True)
+    largest = 0.0
+    if reference.numel():
+        largest = float(reference.detach().abs().nan_to_num(posinf=0.0).max())
+    return torch.allclose(first, second, rtol=0.0, atol=ROUNDING * largest, equal_nan=True)
 
 
 class PerExample:
-    """A loss (outputs, targets) -> [B] that computes each example's from this example alone.
+    """A loss (outputs, targets) -> [B] that computes each example's loss from this example alone.
+
+    The wrapped loss is first called with placeholders that only torch's cross-entropy accepts. If
+    it does anything else, it is called on batches of one example: through `torch.vmap` or, if vmap
+    cannot map the loss, in a loop.
 
     Args:
-        loss: (outputs, targets) -> one loss per example. It gets stand-ins that only torch's
-            cross-entropy takes or, if it does anything else, batches of one: by torch.func's vmap
-            or, where that cannot map it, one after another. Targets that `pack` packed are
-            unpacked for it.
-        proved: True gives it the whole batch. Only for a loss that provably keeps examples apart.
+        loss: (outputs, targets) -> one loss per example. Targets packed by `pack` are unpacked.
+        proved: call the loss on whole batches. Only for a loss that provably keeps examples apart.
+            Default: False.
 
-    Formal guarantee (unless `proved`): an example's loss is computed from its outputs and targets,
-        which are copies, and from what the loss itself holds.
+    Formal guarantee (unless `proved`): an example's loss is computed from copies of its outputs and
+        targets, and from the loss's own state.
     """
 
     def __init__(
@@ -134,13 +147,13 @@ class PerExample:
         proved: bool = False,
     ) -> None:
         self.loss, self.proved = loss, proved
-        self.weights: Tensor | None = None  # [B], while `weighed`
-        self.loops = False  # True from when vmap fails on
-        self._only_rows = True  # False from when stand-ins fail on
+        self.weights: Tensor | None = None  # [B], inside `weighted`
+        self.loops = False  # True once vmap has failed
+        self._is_cross_entropy = True  # False once placeholders have failed
 
     @contextmanager
-    def weighed(self, weights: Tensor) -> Iterator[None]:
-        """Multiply the losses by weights [B] inside: 0 leaves an example out of every gradient."""
+    def weighted(self, weights: Tensor) -> Iterator[None]:
+        """Multiply the losses by weights [B] inside the context. 0 excludes an example."""
         self.weights = weights
         try:
             yield
@@ -157,116 +170,129 @@ class PerExample:
         if self.proved or len(outputs) == 0:
             whole: Tensor = self.loss(outputs, unpack(targets))
             return whole
-        if self._only_rows:
+        if self._is_cross_entropy:
             try:
-                return self._from_rows(outputs, targets)
+                return self._compute_by_placeholders(outputs, targets)
             except Exception as error:
                 _raise_unavoidable(error)
-                self._only_rows = False
+                self._is_cross_entropy = False
         if not self.loops:
             batches_of_one = outputs.unsqueeze(1), targets.unsqueeze(1)
             try:
-                losses = map_rows(self.of_one, *batches_of_one, randomness="different")
+                losses = map_rows(self.compute_one, *batches_of_one, randomness="different")
                 return losses.squeeze(1)
             except Exception as error:
                 _raise_unavoidable(error)
                 self.loops = True
         try:
-            return self._one_by_one(outputs, targets)
+            return self._compute_in_loop(outputs, targets)
         except Exception as error:
             _raise_unavoidable(error)
-            own_targets = describe(targets[:1]).replace("inputs", "targets")
+            target_description = describe(targets[:1]).replace("inputs", "targets")
             raise DomainError(
                 f"the loss cannot take outputs of shape {[1, *outputs.shape[1:]]} with "
-                f"{own_targets}: {first_line(error)} It is computed for each example separately, "
-                "so that no other can affect it."
+                f"{target_description}: {first_line(error)} It is computed for each example "
+                "separately, so that no other can affect it."
             ) from None
 
-    def _from_rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the losses of a cross-entropy, [B], by stand-ins."""
-        arguments = _Rows.of(outputs), _Rows.of(targets)
-        losses = self._fresh()(*arguments)
-        if type(losses) is not _Rows or losses is arguments[0] or losses is arguments[1]:
-            raise _NotRows
-        return vars(losses)["held"]
+    def _compute_by_placeholders(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses [B] of a cross-entropy.
 
-    def _one_by_one(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the losses [B], each from a call of its own."""
+        Raises:
+            _NotCrossEntropy: the loss is another function.
+        """
+        arguments = _Rows.wrap(outputs), _Rows.wrap(targets)
+        losses = self._fresh_loss()(*arguments)
+        if type(losses) is not _Rows or losses is arguments[0] or losses is arguments[1]:
+            raise _NotCrossEntropy
+        return vars(losses)["tensor"]
+
+    def _compute_in_loop(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses [B], each from its own call."""
         seeds = draw_seeds(len(outputs))
         first = outputs[:1].detach().clone(), targets[:1], seeds[0]
         examples = zip(split_batch((outputs, targets)), seeds, strict=True)
-        with kept_draws([outputs.device] if outputs.device.type == "cuda" else []):
-            rows = [self.of_seeded(*example, seed) for example, seed in examples]
+        with preserve_random_state([outputs.device] if outputs.device.type == "cuda" else []):
+            rows = [self.compute_seeded(*example, seed) for example, seed in examples]
             losses = torch.cat(rows)
-            self.require_nothing_kept(first, losses.detach())
+            self.require_stateless(first, losses.detach())
             return losses
 
-    def _fresh(self) -> Callable[..., Any]:
-        """Return the loss; of a module, a copy, so that nothing it keeps outlives a call."""
+    def _fresh_loss(self) -> Callable[..., Any]:
+        """Return the loss. A module is copied, so that its state does not outlive a call."""
         if not isinstance(self.loss, nn.Module):
             return self.loss
         return copy_apart(self.loss, tuple(self.loss.parameters()))
 
-    def of_seeded(
+    def compute_seeded(
         self,
         outputs: Tensor,
         targets: Tensor,
         seed: int,
     ) -> Tensor:
-        """Return the loss [1] of a batch of one, whose random numbers follow from a seed."""
+        """Return the loss [1] of a batch of one example, after seeding random numbers."""
         set_seed(seed)
-        return self.of_one(outputs, targets)
+        return self.compute_one(outputs, targets)
 
     @torch.no_grad()
-    def require_nothing_kept(
+    def require_stateless(
         self,
         first: tuple[Tensor, Tensor, int],
         losses: Tensor,
     ) -> None:
-        """Reject a loss that is another for the first example, after those of all [B]."""
-        if not are_alike(losses[:1], self.of_seeded(*first), losses):
-            raise self.keeps_something()
+        """Reject a loss that has changed for the first example after all others.
 
-    def keeps_something(self) -> UserError:
-        """Return the error of a loss that is another at a later call."""
+        Args:
+            first: output [1, ...], target [1, ...] and seed of the first example.
+            losses: losses of all examples as first computed, [B].
+        """
+        if not are_alike(losses[:1], self.compute_seeded(*first), losses):
+            raise self.make_state_error()
+
+    def make_state_error(self) -> UserError:
+        """Return the error for a loss whose value for an example changes between calls."""
         return UserError(
-            "the loss of an example changes once others are computed, so it keeps something of "
-            "them, which clipping cannot bound: compute it from outputs and targets only, and "
-            "draw random numbers by torch's functions, without a generator of its own."
+            "the loss of an example changes once others are computed, so it keeps state that "
+            "depends on them, which clipping cannot bound: compute it from outputs and targets "
+            "only, and draw random numbers with torch's functions, not with a generator of its own."
         )
 
-    def of_one(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss [1] of a batch of one."""
-        losses = self._fresh()(outputs, unpack(targets.clone()))
+    def compute_one(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss [1] of a batch of one example."""
+        losses = self._fresh_loss()(outputs, unpack(targets.clone()))
         if not isinstance(losses, Tensor):
-            gives = type(losses).__name__
+            description = type(losses).__name__
         elif not losses.is_floating_point():
-            gives = str(losses.dtype).removeprefix("torch.")
+            description = str(losses.dtype).removeprefix("torch.")
         elif losses.shape != (1,):
-            gives = f"shape {list(losses.shape)}"
+            description = f"shape {list(losses.shape)}"
         else:
             return losses
         raise UserError(
-            f"the loss gives {gives} for 1 example: it must return one real number per example, "
-            "never a mean."
+            f"the loss gives {description} for 1 example: it must return one real number per "
+            "example, never a mean."
         )
 
 
 def _raise_unavoidable(error: Exception) -> None:
-    """Raise an error that no other way to the losses avoids."""
+    """Raise an error that would also occur if the losses were computed in another way."""
     if isinstance(error, UserError) or "memory" in str(error):
         raise error
 
 
 def per_example(loss: Loss) -> PerExample:
-    """Return a loss that computes each example's alone; one that does already, as it is."""
+    """Wrap a loss so that it computes each example separately, unless it already does."""
     return loss if isinstance(loss, PerExample) else PerExample(loss)
 
 
 def require_outputs_alone(
     model: nn.Module, loss: PerExample, outputs: Tensor, targets: Tensor
 ) -> Tensor:
-    """Return the losses; reject those that depend on parameters other than by the outputs."""
+    """Return the losses [B], which may depend on parameters only through the outputs.
+
+    Raises:
+        UserError: they also depend on parameters directly.
+    """
     with torch.enable_grad():
         losses = loss(outputs.detach(), targets)
     if not losses.requires_grad:
@@ -274,15 +300,16 @@ def require_outputs_alone(
     parameters = trainable(model)
     values = list(parameters.values())
     gradients = torch.autograd.grad(losses.sum(), values, allow_unused=True)
-    reached = [name for name, g in zip(parameters, gradients, strict=True) if g is not None]
-    if not reached:
+    named = zip(parameters, gradients, strict=True)
+    used = [name for name, gradient in named if gradient is not None]
+    if not used:
         raise UserError(
             "the loss has parameters of its own, which would not be trained: make them part of the "
-            "model, which then returns what the loss compares."
+            "model, and let the model return what the loss compares."
         )
     raise UserError(
-        f"the loss depends on parameter '{reached[0]}' beside the model's outputs, and that "
-        "gradient would be dropped: no example's clipping sees it. What no training example "
-        "reaches, such as a penalty on weights, give to make_private as "
-        "regulariser=lambda model: ...; let the model return whatever else the loss needs."
+        f"the loss depends on parameter '{used[0]}' beside the model's outputs, and that gradient "
+        "would be lost, because no per-example gradient includes it. If the term does not depend "
+        "on the training examples, such as a penalty on weights, pass it to make_private as "
+        "regulariser=lambda model: ...; otherwise let the model return what the loss needs."
     )

@@ -1,4 +1,4 @@
-"""Map a function over a batch's rows by `torch.vmap`, without its warnings about speed."""
+"""`torch.vmap` without its warnings about speed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def map_rows(
 ) -> Any:
     """Return `torch.vmap(function, in_dims, randomness=randomness)(*arguments)`.
 
-    torch warns about each operation without a rule of its own for a batch, at every step. A user
-    cannot act on that, because the operation is in the model and the mapping is ours.
+    At every step, torch would warn about each operation that has no batching rule. The warning is
+    of no use to users, who do not call vmap themselves.
     """
     with _without_fallback_warnings():
         return vmap(function, in_dims=in_dims, randomness=randomness)(*arguments)

@@ -1,6 +1,7 @@
-"""Inputs of several tensors, for a model that takes more than one: `model(a, b)`, `model(ids=x)`.
+"""Batches of several tensors, for a model that takes more than one: `model(a, b)`, `model(ids=x)`.
 
-Engines, checks and micro-batches cut a batch like one tensor; `Parts` has what they need of one.
+Engines, checks and micro-batches treat a batch as a single tensor. `Parts` provides the methods of
+a tensor that they use.
 """
 
 from __future__ import annotations
@@ -15,24 +16,28 @@ from torch.utils._pytree import register_pytree_node, tree_leaves, tree_map
 
 
 class Parts:
-    """Tensors [B, ...] in a tuple or a dictionary, nested or not, as one batch of B examples."""
+    """A batch of B examples: tensors [B, ...] in a tuple or a dictionary, possibly nested.
+
+    Methods are those of a tensor, applied to each of the tensors.
+    """
 
     def __init__(self, tree: Any) -> None:
         self.tree = tree
 
     @property
     def leaves(self) -> list[Tensor]:
+        """The tensors, in order."""
         if self._is_flat:
             return list(self.tree)
         return tree_leaves(self.tree)
 
     @property
     def _is_flat(self) -> bool:
-        """True for a tuple of tensors, for which torch's own functions take ten times as long."""
+        """True for a tuple of tensors; for these, torch's tree functions take ten times as long."""
         return type(self.tree) is tuple and all(isinstance(part, Tensor) for part in self.tree)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Parts:
-        """Return the function's results in the same arrangement."""
+        """Return the function's results for the tensors, in the same structure."""
         if self._is_flat:
             return Parts(tuple(map(function, self.tree)))
         return Parts(tree_map(function, self.tree))
@@ -83,14 +88,15 @@ class Parts:
         return self.map(lambda leaf: leaf.expand_as(next(leaves)))
 
 
-# So that torch.func maps over the tensors inside.
+# Lets torch.func map over the tensors in `Parts`.
 register_pytree_node(Parts, lambda parts: ([parts.tree], None), lambda trees, _: Parts(*trees))
 
 
 def pack(tree: Any) -> Tensor:
-    """Return a tensor as it is, and `Parts` of anything else, which act as a tensor.
+    """Return a tensor unchanged, and `Parts` of anything else.
 
-    Mappings become dictionaries and sequences tuples, at the top.
+    At the top level, a mapping becomes a dictionary and a sequence a tuple. `Parts` are typed as a
+    tensor, because they are used like one.
     """
     if isinstance(tree, Tensor | Parts):
         return cast(Tensor, tree)
@@ -102,7 +108,7 @@ def pack(tree: Any) -> Tensor:
 
 
 def unpack(packed: Any) -> Any:
-    """Return what `pack` was given."""
+    """Return the value that `pack` packed."""
     return packed.tree if isinstance(packed, Parts) else packed
 
 
@@ -110,32 +116,36 @@ def map_leaves(
     function: Callable[[Tensor], Tensor],
     packed: Tensor,
 ) -> Tensor:
-    """Return the function of a tensor, or of each tensor in `Parts`."""
+    """Apply a function to a tensor, or to each tensor in `Parts`."""
     if isinstance(packed, Parts):
         return cast(Tensor, packed.map(function))
     return function(packed)
 
 
 def describe(packed: Tensor) -> str:
-    """Return "float32 inputs of shape [8, 3]", for a sentence."""
+    """Describe inputs for a message, such as "float32 inputs of shape [8, 3]"."""
     dtypes = [str(leaf.dtype).removeprefix("torch.") for leaf in leaves_of(packed)]
     return f"{' and '.join(dtypes)} inputs of shape {shapes(packed)}"
 
 
 def shapes(packed: Tensor) -> str:
-    """Return "[8, 3]", or the shapes of all leaves, for a sentence."""
+    """Return the shapes for a message, such as "[8, 3]" or "[8, 3] and [8]"."""
     return " and ".join(str(list(leaf.shape)) for leaf in leaves_of(packed))
 
 
 def leaves_of(packed: Tensor) -> list[Tensor]:
+    """Return the tensors of `Parts`, or a tensor in a list."""
     return packed.leaves if isinstance(packed, Parts) else [packed]
 
 
 @contextmanager
 def takes_parts(model: nn.Module) -> Iterator[None]:
-    """Have the model take `Parts` within: a tuple's entries in order, a dictionary's by name."""
+    """Make the model accept `Parts` inside the context.
 
-    def arguments(
+    It gets a tuple's entries as positional arguments and a dictionary's as keyword arguments.
+    """
+
+    def spread_arguments(
         _: nn.Module,
         args: Any,
         kwargs: dict[str, Any],
@@ -147,7 +157,7 @@ def takes_parts(model: nn.Module) -> Iterator[None]:
             return (), tree | kwargs
         return tree, kwargs
 
-    handle = model.register_forward_pre_hook(arguments, with_kwargs=True, prepend=True)
+    handle = model.register_forward_pre_hook(spread_arguments, with_kwargs=True, prepend=True)
     try:
         yield
     finally:

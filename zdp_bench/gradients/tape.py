@@ -1,15 +1,16 @@
-"""One forward and backward pass that catches each layer's input and output gradient.
+"""One forward and one backward pass that record each layer's input and output gradient.
 
-No parameter's gradient is computed; `fast.py` makes per-sample gradients of the two.
+No gradient of a parameter is computed; `fast.py` computes per-sample gradients from the two.
 
-While a layer runs its parameters do not require gradients, so autograd records nothing of them;
-outside of it they do. A parameter that is used outside of its layer's own call therefore gets an
-ordinary gradient, and the model is refused: book-keeping would have missed that use.
+A layer's parameters do not require gradients while the layer runs, so autograd does not record
+them, but they do at other times. A parameter that is used outside its layer's own call therefore
+gets an ordinary gradient. The model is then rejected, because book-keeping would miss that use.
 
-Gradients are caught at the graph's node that made the layer's output, not at the tensor, which an
-in-place activation behind the layer would change. They are handed on as backward meets them, so
-that a layer's input is freed as early as in an ordinary backward pass; those of a small network all
-at once at its end, which saves torch's calls into Python.
+Output gradients are captured at the node of autograd's graph that computed the output, not at the
+tensor, because an in-place activation after the layer would replace the tensor's node. They are
+consumed when the backward pass computes them, so that a layer's input is freed as early as in an
+ordinary backward pass. For a small network, they are consumed all at once after the backward pass,
+which saves torch's calls into Python.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from zdp_bench.gradients.rules import NoRule, Rule
 from zdp_bench.gradients.rules.recurrent import replay
 from zdp_bench.nn.memory_format import arrange, memory_order
 
-# Output gradients of at most so many bytes wait for the end of backward.
-TOGETHER = 4 * 2**20
+# Total size of the output gradients up to which they are consumed after the backward pass.
+MAX_DEFERRED_BYTES = 4 * 2**20
 
 
 class Layer(NamedTuple):
@@ -47,7 +48,7 @@ class Layer(NamedTuple):
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """Return the layers in the order of `named_modules`; fast, as every step asks."""
+    """Return the layers in the order of `named_modules`, but faster, as each step calls this."""
     layers: list[Layer] = []
     seen: set[nn.Module] = set()
 
@@ -56,14 +57,14 @@ def layers_of(model: nn.Module) -> list[Layer]:
             return
         seen.add(module)
         trained = {}
-        for own_name, parameter in module._parameters.items():
+        for parameter_name, parameter in module._parameters.items():
             if parameter is not None and parameter.requires_grad:
-                trained[own_name] = parameter
+                trained[parameter_name] = parameter
         if trained:
             layers.append(Layer(name, module, trained))
-        for own_name, child in module._modules.items():
+        for child_name, child in module._modules.items():
             if child is not None:
-                visit(f"{name}.{own_name}" if name else own_name, child)
+                visit(f"{name}.{child_name}" if name else child_name, child)
 
     visit("", model)
     return layers
@@ -71,16 +72,29 @@ def layers_of(model: nn.Module) -> list[Layer]:
 
 @dataclass(slots=True)
 class Call:
-    """One call of one layer, until its output gradient arrives."""
+    """One call of one layer.
+
+    Attributes:
+        layer: the layer.
+        input: its input: a tensor or, for an operation of a program, `Parts` of the arguments that
+            contain examples.
+        version: version counters of the input's memory, which a change in place increments.
+        edge: where the gradient of the output arrives in autograd's graph.
+        order: order of the output's dimensions in memory; see `_memory_order`.
+        nbytes: size of the output.
+        rule: rule of an operation of a program; None for the layer's own.
+        places: where the examples are in the input and in the output; None if they are in
+            dimension 0.
+    """
 
     layer: Layer
-    input: Any  # a tensor, or `Parts` of the examples' arguments of an operation
-    version: list[int]  # of the input's memory; a change in place raises it
-    edge: GradientEdge | None  # where the output's gradient arrives
-    order: list[int] | None  # see `_memory_order`
-    nbytes: int  # of its output
-    rule: Rule | None = None  # of an operation of a program; None: the layer's own
-    places: tuple[list[Place], Place] | None = None  # of its examples, in input and output
+    input: Any
+    version: list[int]
+    edge: GradientEdge | None
+    order: list[int] | None
+    nbytes: int
+    rule: Rule | None = None
+    places: tuple[list[Place], Place] | None = None
 
 
 Consumer = Callable[[Call, Tensor], None]
@@ -88,27 +102,43 @@ Consumer = Callable[[Call, Tensor], None]
 
 @dataclass
 class Tape:
-    """The calls of one forward pass, and the loss they led to."""
+    """The calls of one forward pass, and its losses.
+
+    Attributes:
+        calls: calls that have not been consumed.
+        starts: leaves of autograd's graph, which replace outputs that would not require gradients.
+        losses: losses, [B].
+        consume: the function that consumes calls, during a backward pass.
+        examples: number of examples B.
+        program: the program that runs, whose operations are recorded by `enter_use`.
+        modules: layers whose calls are recorded as such in a program, by the `id` of their weight.
+    """
 
     calls: list[Call] = field(default_factory=list)
-    starts: list[Tensor] = field(default_factory=list)  # behind layers whose input needs none
+    starts: list[Tensor] = field(default_factory=list)
     losses: Tensor | None = None
     consume: Consumer | None = None
     examples: int = 0
-    program: Program | None = None  # whose operations enter themselves
-    modules: dict[int, nn.Module] = field(default_factory=dict)  # by the identity of their weight
+    program: Program | None = None
+    modules: dict[int, nn.Module] = field(default_factory=dict)
 
     def play_back(
         self,
         parameters: list[nn.Parameter],
         consume: Consumer,
     ) -> None:
-        """Run backward from Σ losses; `consume(call, output gradient)` is called for every call.
+        """Run the backward pass from Σ losses, and consume the calls.
 
-        Afterwards the tape is empty: the graph, whose hooks hold it, would keep it alive for ever.
+        Afterwards the tape is empty. Otherwise the graph and the tape would keep each other alive,
+        because the graph's hooks refer to the tape.
+
+        Args:
+            parameters: all trainable parameters.
+            consume: function that is called as `consume(call, output_gradient)` for each call that
+                the loss depends on, from the last to the first.
 
         Raises:
-            NoRule: a parameter is used outside of its layer's calls, or an input was changed.
+            NoRule: a parameter is used outside its layer's calls, or an input was changed in place.
         """
         assert self.losses is not None
         losses, self.losses = self.losses, None
@@ -116,60 +146,67 @@ class Tape:
             self.calls, self.starts = [], []
             return  # the loss does not depend on any layer: every gradient is zero
         loss = losses.sum()
-        if sum(call.nbytes for call in self.calls) <= TOGETHER:
-            self._play_at_once(loss, parameters, consume)
+        if sum(call.nbytes for call in self.calls) <= MAX_DEFERRED_BYTES:
+            self._consume_after_backward(loss, parameters, consume)
         else:
-            self._play_as_gradients_arrive(loss, parameters, consume)
+            self._consume_in_backward(loss, parameters, consume)
 
-    def _play_at_once(
+    def _consume_after_backward(
         self,
         loss: Tensor,
         parameters: list[nn.Parameter],
         consume: Consumer,
     ) -> None:
-        """Consume all output gradients after backward, which saves torch's calls into Python."""
+        """Consume all output gradients after the backward pass."""
         calls = self.calls
         self.calls, self.starts = [], []
-        wanted: list[Any] = [*parameters, *(call.edge for call in calls)]
-        gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+        sources: list[Any] = [*parameters, *(call.edge for call in calls)]
+        gradients = torch.autograd.grad(loss, sources, allow_unused=True)
         _require_unused(gradients[: len(parameters)])
         output_gradients = gradients[len(parameters) :]
-        with torch.no_grad():  # as inside backward
+        with torch.no_grad():  # as in a backward pass
             for call, g in zip(reversed(calls), reversed(output_gradients), strict=True):
                 if g is not None:
                     _require_untouched(call)
                     consume(call, g)
 
-    def _play_as_gradients_arrive(
+    def _consume_in_backward(
         self,
         loss: Tensor,
         parameters: list[nn.Parameter],
         consume: Consumer,
     ) -> None:
-        """Consume each output gradient inside backward, so that its layer's input is freed."""
+        """Consume each output gradient during the backward pass, which frees the layer's input."""
         self.consume = consume
-        wanted = [*parameters, *self.starts]
+        sources = [*parameters, *self.starts]
         self.starts = []
         try:
-            while self.calls:  # an input that is consumed may be held by its hook alone
-                _catch(self, self.calls.pop(0))
-            gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+            while self.calls:  # from here on, only the hook refers to the call and its input
+                _register_consumer(self, self.calls.pop(0))
+            gradients = torch.autograd.grad(loss, sources, allow_unused=True)
         finally:
             self.consume = None
         _require_unused(gradients[: len(parameters)])
 
-    # ------------------------------------------------------------ what a program enters
+    # ------------------------------------------------------------ called by a program
 
     def enter_use(
         self,
-        number: int,
+        index: int,
         output: Tensor,
         weights: Any,
         others: Any,
     ) -> Tensor:
-        """Enter an operation that uses parameters; return its output."""
+        """Record an operation that uses parameters, and return its output.
+
+        Args:
+            index: index of the operation in `Program.uses`.
+            output: its result.
+            weights: its arguments that follow from parameters.
+            others: its other tensors.
+        """
         assert self.program is not None
-        use = self.program.uses[number]
+        use = self.program.uses[index]
         if not torch.is_grad_enabled() or not any(weight.requires_grad for weight in weights):
             return output
         parameters, rule = bind(use, weights, others)
@@ -184,7 +221,7 @@ class Tape:
         return output
 
     def call_leaf(self, module: nn.Module, x: Tensor) -> Tensor:
-        """Call a module of ours, whose layers enter themselves."""
+        """Call a module of this package, and record the calls of its layers."""
         with entering(self, layers_of(module)):
             output: Tensor = module(x)
         return output
@@ -197,21 +234,22 @@ class Tape:
         x: Tensor,
         *arguments: Any,
     ) -> Any:
-        """Replay a recurrent operation, whose gates enter themselves.
+        """Replay a recurrent operation, and record its gates.
 
         Args:
             kind: the operation, such as "lstm" or "packed_lstm".
-            name: of the module that calls it.
-            inner: of the `Place` of the examples among the sequences.
+            name: name of the module that calls it.
+            inner: `Place.inner` of the examples in the batch of sequences.
             x: the sequences.
-            arguments: of a packed operation, the lengths; the first states, weights and options.
+            arguments: the lengths, for a packed operation; then the first states, the weights and
+                the operation's options.
         """
         is_packed = kind.startswith("packed_")
         kind = kind.removeprefix("packed_")
         sequences: Any = x
         if is_packed:
             lengths, *arguments = arguments  # type: ignore[assignment]
-            arguments = (*arguments, True)  # they have the examples first
+            arguments = (*arguments, True)  # batch_first
             sequences = pack(x, lengths)
         states, weights, *options = arguments
         if not all(isinstance(weight, nn.Parameter) for weight in weights):
@@ -235,10 +273,11 @@ def entering(
     tape: Tape,
     layers: list[Layer],
 ) -> Iterator[None]:
-    """Have the calls of layers entered on a tape within."""
+    """Record the calls of layers on a tape inside the context."""
     replaced = [vars(layer.module).get("forward") for layer in layers]
     try:
-        for layer in layers:  # not by hooks, which take twice the time of a small layer
+        # `forward` is replaced because hooks would take twice the time of a small layer.
+        for layer in layers:
             wrap = _wrap_recurrent if type(layer.module) in RECURRENT else _wrap
             wrapped = wrap(tape, layer, layer.module.forward, tape.examples)
             vars(layer.module)["forward"] = wrapped
@@ -256,20 +295,24 @@ def run_forward(
     loss: Loss,
     batch: Batch,
     program: Program | None = None,
-    with_rules: Collection[nn.Module] = (),
+    modules: Collection[nn.Module] = (),
 ) -> Tape:
-    """Run model and loss on the batch; return the calls of `layers` on a tape.
+    """Run model and loss on a batch, and return a tape with the calls of `layers`.
 
     Args:
-        program: what is run in place of the model's own forward function.
-        with_rules: layers whose calls are wanted as such, also of a program.
+        model: the model.
+        layers: the model's layers, as `layers_of` returns them.
+        loss: (outputs, targets) -> losses [B].
+        batch: inputs and targets.
+        program: the program that runs instead of the model's own forward function.
+        modules: layers whose calls are recorded as such, even in a program.
 
     Raises:
-        NoRule: the way a layer is called, or the program, is beyond book-keeping.
+        NoRule: book-keeping does not support the program, or the way a layer is called.
     """
     inputs, targets = batch
     tape = Tape(examples=len(inputs), program=program)
-    for module in with_rules:
+    for module in modules:
         tape.modules[id(module.weight)] = module
     with torch.enable_grad():
         arranged = arrange(model, inputs.detach())
@@ -285,7 +328,7 @@ def run_forward(
 
 
 def _require_gradients(layer: Layer, required: bool) -> None:
-    with torch._C.DisableTorchFunction():  # this is no call of the model's
+    with torch._C.DisableTorchFunction():  # not one of the model's calls
         for parameter in layer.parameters.values():
             parameter.requires_grad_(required)
 
@@ -296,7 +339,7 @@ def _wrap(
     forward: Callable[..., Any],
     examples: int,
 ) -> Callable[..., Any]:
-    """Return the layer's forward function, which also enters its call on the tape."""
+    """Return the layer's forward function, extended to record its call on the tape."""
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         _require_gradients(layer, False)
@@ -306,7 +349,7 @@ def _wrap(
             _require_gradients(layer, True)
         with torch._C.DisableTorchFunction():
             if not torch.is_grad_enabled():
-                return output  # it is cut off from the loss
+                return output  # no gradient reaches this call
             tensors = (*args, output)
             if kwargs or len(tensors) != 2 or not all(map(_has_rows, tensors)):
                 raise NoRule(f"layer '{layer.name}', which is not called on one tensor")
@@ -321,7 +364,8 @@ def _has_rows(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0
 
 
-_not_a_view = torch.ops.aten._unsafe_view.default  # the same memory, but a new node
+# Returns a tensor with the same memory but its own node, which autograd does not treat as a view.
+_unsafe_view = torch.ops.aten._unsafe_view.default
 
 
 def _enter(
@@ -334,12 +378,12 @@ def _enter(
     if not output.requires_grad:
         start = output.detach().requires_grad_()
         tape.starts.append(start)
-        # The next layer may work in place on the output; `start` only receives a gradient, so it
-        # lets go of the memory.
-        output = _not_a_view(start, output.shape)
+        # `start` only receives a gradient. It releases its memory, because the next layer may
+        # change the output in place.
+        output = _unsafe_view(start, output.shape)
         start.data = start.new_empty(0)
-    elif output._is_view():  # written over, a view would lose the node that is waited for
-        output = _not_a_view(output, output.shape)
+    elif output._is_view():  # a change in place would replace a view's node
+        output = _unsafe_view(output, output.shape)
     assert output.grad_fn is not None
     edge = GradientEdge(output.grad_fn, output.output_nr)
     order = _memory_order(output)
@@ -360,7 +404,7 @@ def _wrap_recurrent(
     forward: Callable[..., Any],
     examples: int,
 ) -> Callable[..., Any]:
-    """Return a recurrent layer's forward function, which enters each direction on the tape."""
+    """Return a recurrent layer's forward function, extended to record its directions."""
 
     def enter(
         direction: nn.Module,
@@ -378,7 +422,7 @@ def _wrap_recurrent(
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)  # it is cut off from the loss
+            return forward(*args, **kwargs)  # no gradient reaches this call
         assert isinstance(layer.module, nn.RNNBase)
         return replay(layer.module, examples, enter, *args, **kwargs)
 
@@ -386,7 +430,10 @@ def _wrap_recurrent(
 
 
 def _memory_order(output: Tensor) -> list[int] | None:
-    """Return the dimensions of maps [B, C, *] in memory's order; None for other outputs or gaps."""
+    """Return the dimensions of maps [B, C, *] in memory order.
+
+    None for other outputs, and for maps with gaps in memory.
+    """
     if output.dim() < 3:
         return None
     if output.dim() == 4 and output.is_contiguous(memory_format=torch.channels_last):
@@ -395,31 +442,32 @@ def _memory_order(output: Tensor) -> list[int] | None:
     return order if output.permute(order).is_contiguous() else None
 
 
-def _catch(tape: Tape, call: Call) -> None:
-    """Consume the call's output gradient when backward meets it."""
+def _register_consumer(tape: Tape, call: Call) -> None:
+    """Register a hook that consumes the call when the backward pass reaches its output."""
     assert call.edge is not None
-    node, number, _ = call.edge
-    call.edge = None  # the node's hook holds the call, which may not hold the node
+    node, index, _ = call.edge
+    call.edge = None  # breaks a reference cycle, because the node's hook refers to the call
 
     def consume(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-        arrived = gradients[number]
-        if arrived is None:
+        gradient = gradients[index]
+        if gradient is None:
             return None
-        g = _arrange_as(arrived, call.order)
+        g = _arrange_as(gradient, call.order)
         _require_untouched(call)
         assert tape.consume is not None
         tape.consume(call, g)
-        if g is arrived:
+        if g is gradient:
             return None
-        return (*gradients[:number], g, *gradients[number + 1 :])
+        return (*gradients[:index], g, *gradients[index + 1 :])
 
     node.register_prehook(consume)
 
 
 def _arrange_as(g: Tensor, order: list[int] | None) -> Tensor:
-    """Return an output gradient in the output's order of memory.
+    """Return an output gradient in the output's memory order.
 
-    Part of another map, or transposed, it is copied once, for the rule and backward alike.
+    A gradient that is a part of another map, or transposed, is copied once; the rule and the rest
+    of the backward pass both use the copy.
     """
     if order is None:
         return g

@@ -27,7 +27,7 @@ from torch import nn
 
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.gradients import Batch
-from zdp_bench.gradients.losses import kept_draws, set_seed
+from zdp_bench.gradients.losses import preserve_random_state, set_seed
 from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.library.examples import Items
 from zdp_bench.privacy.noise import HedgedNoise, NoiseSource, SecureNoise, SeededNoise, run_key
@@ -91,7 +91,7 @@ def make_keys(
     """Return the keys of a training; with a seed, every example is read once."""
     if seed is None or secure:
         return Keys("", None, secure)
-    with takes_parts(model), kept_draws():
+    with takes_parts(model), preserve_random_state():
         set_seed(seed)
         behaviour = state_digest(algorithm.contributions(batch))
     seed_layers(seed, 0, 0)  # so that the digest of randomly changed examples can be repeated

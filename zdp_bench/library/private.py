@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, first_line, for_python, printable
 from zdp_bench.gradients import PerExample, reference
-from zdp_bench.gradients.losses import kept_draws, set_seed
+from zdp_bench.gradients.losses import preserve_random_state, set_seed
 from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.gradients.program import renew
 from zdp_bench.library import starts
@@ -312,9 +312,9 @@ class Private:
     def _checked_loss(self) -> float:
         """Return the mean loss on the examples of the check, with the same draws each time."""
         inputs, targets = self.checked.batch
-        with torch.no_grad(), takes_parts(self.model), kept_draws():
+        with torch.no_grad(), takes_parts(self.model), preserve_random_state():
             set_seed(0)
-            return float(self.loss(reference.outputs_of(self.model, inputs), targets).mean())
+            return float(self.loss(reference.compute_outputs(self.model, inputs), targets).mean())
 
     def _check_weights(self) -> dict[str, nn.Parameter]:
         """Return the parameters; warn once if something other than `step` changed them."""

@@ -317,7 +317,7 @@ def guess_of(run: Record, metric: Metric) -> float | None:
 
 def point_of(metric: Metric, number: float) -> float:
     """Return the size of a point: 0.01 of a metric between 0 and 1, else 2 % of the number."""
-    return 0.01 if metric.is_share else 0.02 * abs(number)
+    return 0.01 if metric.is_fraction else 0.02 * abs(number)
 
 
 def judge(number: Reference, values: Sequence[float], over_folds: bool = False) -> str:

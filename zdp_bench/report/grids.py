@@ -60,7 +60,7 @@ class Line:
         metric = self.metric
         if metric.unit:
             digits = 1
-        elif metric.is_share:
+        elif metric.is_fraction:
             digits = 3
         else:
             digits = 4

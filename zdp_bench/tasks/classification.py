@@ -1,4 +1,4 @@
-"""Classification: cross-entropy or, of two classes from one logit, logistic loss; ROC-AUC."""
+"""Classification: cross-entropy, or logistic loss for two classes with one logit; ROC-AUC."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ HEADLINES = (ACCURACY.name, ROC_AUC.name)
 
 @register("task", "classification")
 class Classification:
-    """Softmax cross-entropy over real logits [B, classes]; targets are class indices [B].
+    """Softmax cross-entropy of real logits [B, classes]; targets are class indices [B].
 
-    ROC-AUC ranks examples by softmax probabilities, through their log-odds: of two classes the
-    usual one, of more the macro average of one class against the rest; NaN if a class is missing.
+    ROC-AUC ranks examples by the log-odds of the softmax probabilities. For more than two classes,
+    it is the macro average of each class against the rest. It is NaN if a class is missing.
+
+    Args:
+        headline: metric in a table's cells, "accuracy" or "roc_auc". Default: "accuracy".
     """
 
     measures = (ACCURACY, ROC_AUC, LOSS)
@@ -40,7 +43,7 @@ class Classification:
     def metrics(
         self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None
     ) -> dict[str, float]:
-        from sklearn.metrics import accuracy_score, roc_auc_score  # which take half a second
+        from sklearn.metrics import accuracy_score, roc_auc_score  # takes half a second
 
         truth = targets.cpu().numpy()
         predicted = outputs.cpu().argmax(dim=1).numpy()
@@ -63,15 +66,15 @@ class Classification:
 def log_odds(logits: Tensor) -> Tensor:
     """Return log(p / (1 - p)) of the softmax probability p of each class.
 
-    It ranks examples as p does, but p is exactly 1 where a logit is 37 above the others. Rows that
-    are equal up to a shift and the order of classes have equal odds, to the bit: each class is
-    held against the others in order of size, below a largest logit of 0.
+    Log-odds rank examples as p does, but p rounds to 1 if a logit is 37 above the others. Rows that
+    are equal up to a shift and the order of classes have bit-identical odds: logits are shifted so
+    that the largest is 0, and the other classes are added up in order of size.
 
     Args:
-        logits: real [n, classes].
+        logits: real logits, [n, classes].
 
     Returns:
-        In double precision [n, classes].
+        Log-odds in double precision, [n, classes].
     """
     logits = logits.double()
     below_largest = logits - logits.amax(dim=1, keepdim=True)
@@ -86,14 +89,14 @@ def log_odds(logits: Tensor) -> Tensor:
 
 @register("task", "binary_classification")
 class BinaryClassification:
-    """Logits [B, 1], targets 0 or 1 [B].
+    """Logistic loss of logits [B, 1]; targets are 0 or 1, [B].
 
-    With a magnitude as the logit (|z| before the sigmoid, as in Ziller et al. 2021, A.2.2) no
-    probability is below one half: accuracy suffers, the ROC curve does not.
+    If the logit is a magnitude (|z| before the sigmoid, as in Ziller et al. 2021, A.2.2), no
+    probability is below one half. This affects the accuracy, but not the ROC curve.
 
     Args:
-        weights: of the loss of class 0 and of class 1; null: 1 and 1. Computed from training
-            examples they would need an ε, so they are constants of the recipe.
+        weights: factors on the loss of class 0 and class 1. Default: 1 and 1. They are constants of
+            the recipe, because computing them from training examples would cost ε.
     """
 
     headline = ROC_AUC.name
@@ -120,9 +123,9 @@ class BinaryClassification:
         return loss * weights[targets.long()]
 
     def scores(self, outputs: Tensor) -> np.ndarray:
-        precision = torch.promote_types(outputs.dtype, torch.float32)  # numpy has no bfloat16
+        dtype = torch.promote_types(outputs.dtype, torch.float32)  # NumPy has no bfloat16
         logits = outputs.squeeze(-1)
-        return logits.to(precision).cpu().numpy()
+        return logits.to(dtype).cpu().numpy()
 
     def metrics(
         self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None

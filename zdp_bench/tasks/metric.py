@@ -1,6 +1,7 @@
-"""What the number of a metric means. A task declares it, and whoever judges or shows it asks here.
+"""Metrics: direction, range and unit of each number that a task's `metrics` returns.
 
-This module imports no torch, for tables are printed without it.
+Tasks declare their metrics; code that compares or displays values uses these declarations. This
+module does not import torch, because tables are printed without it.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ class Metric:
     """A metric's direction, range and unit.
 
     Attributes:
-        name: its key in what `Task.metrics` returns, such as "roc_auc".
-        title: as tables and figures show it; empty: the name with spaces.
-        unit: of the number, such as "dB"; "%" for a share that is shown times 100.
-        less_is_better: True for an error.
-        lowest: the lowest number that it can have.
-        highest: the highest number that it can have; 1 for a share.
-        guess: what a model that learns nothing scores; None where that depends on the data.
+        name: its key in the result of `Task.metrics`, such as "roc_auc".
+        title: name in tables and figures. Default: `name` with spaces for underscores.
+        unit: unit of the displayed value, such as "dB". With "%", values are displayed times 100.
+        less_is_better: True for an error. Default: False.
+        lowest: smallest possible value.
+        highest: largest possible value; 1 for a fraction.
+        guess: trivial baseline, the score of a model that learns nothing; None if it depends on the
+            data.
     """
 
     name: str
@@ -41,27 +43,27 @@ class Metric:
 
     @property
     def label(self) -> str:
-        """'ROC AUC', 'dice worst'."""
+        """The name in tables and figures, such as "ROC AUC" or "dice worst"."""
         return self.title or self.name.replace("_", " ")
 
     @property
     def axis(self) -> str:
-        """'test accuracy, %': the label of an axis that shows it."""
+        """The label of a figure's axis, such as "test accuracy, %"."""
         unit = f", {self.unit}" if self.unit else ""
         return f"test {self.label}{unit}"
 
     @property
     def scale(self) -> float:
-        """The factor from a recorded number to its unit."""
+        """The factor from a recorded value to a displayed one."""
         return 100.0 if self.unit == "%" else 1.0
 
     @property
-    def is_share(self) -> bool:
-        """True if 1 is the highest number: differences are judged as they are, not relatively."""
+    def is_fraction(self) -> bool:
+        """True if the largest value is 1: differences are then absolute rather than relative."""
         return self.highest == 1.0
 
     def gain(self, value: float, baseline: float) -> float:
-        """Return by how much a number is better than another; negative if it is worse."""
+        """Return by how much `value` is better than `baseline`; negative if it is worse."""
         return baseline - value if self.less_is_better else value - baseline
 
 
@@ -72,7 +74,7 @@ DICE_WORST = Metric("dice_worst", lowest=0.0, highest=1.0, guess=0.0)
 SSIM = Metric("ssim", "SSIM", lowest=-1.0, highest=1.0)
 PSNR = Metric("psnr", "PSNR", unit="dB")
 NMSE = Metric("nmse", "NMSE", less_is_better=True, lowest=0.0)
-ZERO_FILLED = tuple(  # of the image that a reconstruction starts from
+ZERO_FILLED = tuple(  # metrics of the zero-filled image, from which a reconstruction starts
     replace(metric, name=f"zero_filled_{metric.name}", title="") for metric in (NMSE, PSNR, SSIM)
 )
 LOSS = Metric("loss", less_is_better=True, lowest=0.0)
@@ -80,9 +82,9 @@ BUILT_IN = (ACCURACY, ROC_AUC, SSIM, PSNR, NMSE, DICE, DICE_WORST, *ZERO_FILLED,
 
 
 def describe(name: str) -> Metric:
-    """Return what a task declares of a metric, by its name.
+    """Return the metric of this name that a task declares.
 
-    A metric that no installed task declares has no unit, and more of it is better.
+    If no installed task declares one, the result has no unit, and a higher value is better.
     """
     return _find(name, BUILT_IN) or _find_in_tasks(name) or Metric(name)
 
@@ -95,7 +97,10 @@ def _find(name: str, metrics: Iterable[Metric]) -> Metric | None:
 
 
 def _find_in_tasks(name: str) -> Metric | None:
-    """Return what a registered task declares; its module, and so torch, is imported."""
+    """Return the metric of this name that a registered task declares.
+
+    This imports the task's module, and torch with it.
+    """
     declared: list[Metric] = []
     for task in registry.names("task"):
         declared += getattr(registry.lookup("task", task), "measures", ())
@@ -103,10 +108,11 @@ def _find_in_tasks(name: str) -> Metric | None:
 
 
 def metric_of(task: Task, name: str) -> Metric:
-    """Return what a task declares of one of its metrics.
+    """Return one of a task's metrics by name.
 
     Raises:
-        UserError: the task does not declare it, or a metric of ours has its name.
+        UserError: the task does not declare it, or another task declares a different metric of this
+            name.
     """
     kind = type(task).__name__
     metric = _find(name, getattr(task, "measures", ()))
@@ -118,7 +124,7 @@ def metric_of(task: Task, name: str) -> Metric:
     first_declared = _find(name, BUILT_IN) or _find_in_tasks(name)
     if first_declared is not None and first_declared != metric:
         raise UserError(
-            f"task {kind}: declares its metric '{name}' otherwise than another task does. "
-            "Choose another name, or declare it in the same words."
+            f"task {kind}: declares its metric '{name}' differently from another task. "
+            "Choose another name, or declare it with the same attributes."
         )
     return metric

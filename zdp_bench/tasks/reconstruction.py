@@ -1,8 +1,8 @@
-"""Image reconstruction: L1 on the magnitude; NMSE, PSNR and SSIM of volumes as in fastMRI.
+"""Image reconstruction: L1 loss of the magnitude; NMSE, PSNR and SSIM of volumes, as in fastMRI.
 
-Zbontar et al. 2018 (arXiv:1811.08839), section 5.2, and their code: a volume's metrics are over all
-of its slices together, PSNR and SSIM with the volume's largest value as data range, SSIM as the
-mean over slices; then the mean over volumes.
+Metrics follow Zbontar et al. 2018 (arXiv:1811.08839), section 5.2, and their code. NMSE and PSNR of
+a volume are computed over all of its slices together, and SSIM is the mean over slices. The data
+range of PSNR and SSIM is the volume's largest value. Results are averaged over volumes.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from zdp_bench.registry import register
 from zdp_bench.tasks import keeps_apart, mean_of
 from zdp_bench.tasks.metric import LOSS, NMSE, PSNR, SSIM, ZERO_FILLED
 
-EPS = 1e-11  # fastMRI's, added to a slice's standard deviation
+EPS = 1e-11  # added to a slice's standard deviation, as in fastMRI
 
 
 def scale(targets: Tensor) -> Tensor:
-    """Return the unit of each slice [..., 1, 1]: its zero-filled magnitude's standard deviation."""
+    """Return the standard deviation of each slice's zero-filled magnitude, [..., 1, 1].
+
+    It is the unit of the network's outputs.
+    """
     return targets[..., 1, :, :].std(dim=(-2, -1), keepdim=True) + EPS
 
 
 @register("task", "reconstruction")
 class Reconstruction:
-    """Magnitudes [B, 1, H, W] in units of the slice, against references in the scanner's units.
+    """L1 loss of magnitudes [B, 1, H, W], which are in units of each slice (see `scale`).
 
-    Targets [B, 2, H, W] are the reference and the zero-filled magnitude. If an example is a volume,
-    both are [B, slices, ...], and its loss is the mean over its slices.
+    Targets [B, 2, H, W] are the reference and the zero-filled magnitude, in the scanner's units. If
+    an example is a volume, both are [B, slices, ...], and its loss is the mean over its slices.
     """
 
     headline = SSIM.name
@@ -45,10 +48,12 @@ class Reconstruction:
     def metrics(
         self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None
     ) -> dict[str, float]:
-        """Return NMSE, PSNR in dB, SSIM, and each for the zero-filled image, the network's input.
+        """Return NMSE, PSNR in dB and SSIM, and the same for the zero-filled image.
 
         Args:
-            groups: the volume of each slice; None: each example is one.
+            outputs: magnitudes, in units of the slice.
+            targets: references and zero-filled magnitudes.
+            groups: index of the volume of each slice, [n]. Default: each example is a volume.
         """
         answers = outputs[..., 0, :, :] * scale(targets)
         if groups is None:
@@ -72,15 +77,15 @@ class Reconstruction:
         outputs: Tensor,
         targets: Tensor,
     ) -> dict[str, np.ndarray]:
-        """Return the test set's middle slice for a figure.
+        """Return the middle slice of the test set for a figure.
 
         Returns:
-            Reference, zero-filled and reconstructed magnitude, each [H, W].
+            Reference, zero-filled and reconstructed magnitudes, each [H, W].
         """
         middle = len(targets) // 2
         answers = outputs[..., 0, :, :] * scale(targets)
         pair, answer = targets[middle], answers[middle]
-        if targets.dim() == 5:  # a volume, of which the last slice is shown
+        if targets.dim() == 5:  # a volume: show its last slice
             pair, answer = pair[-1], answer[-1]
         reference, zero_filled = pair.numpy()
         return {

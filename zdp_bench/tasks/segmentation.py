@@ -1,4 +1,4 @@
-"""Segmentation of organs: logistic loss and soft Dice per example, Dice per volume."""
+"""Segmentation of organs: logistic loss and soft Dice loss per example, Dice score per volume."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ PARTS: dict[Loss, tuple[str, ...]] = {
 
 @register("task", "segmentation")
 class Segmentation:
-    """Logits [B, K, H, W] of K organs, masks [B, H, W]; positive logits are the organ.
+    """Segmentation with logits [B, K, H, W] of K organs and masks [B, H, W].
 
-    Volumes are likewise [B, K, D, H, W] and [B, D, H, W].
+    For volumes, the shapes are [B, K, D, H, W] and [B, D, H, W]. A positive logit predicts the
+    organ.
 
-    Dice is taken over a whole VOLUME, 2|A∩B| / (|A| + |B|) with the voxels of all its slices, and
-    then averaged over volumes; a volume in which both are empty counts 1. Averaged over slices it
-    would be higher: empty slices are easy. Without groups, each example is a volume. Of several
-    organs, loss and Dice are the mean, and `dice_1` is the Dice of organ 1.
+    The Dice score, 2|A∩B| / (|A| + |B|), is computed over the voxels of a whole VOLUME and then
+    averaged over volumes. It is 1 for a volume in which both masks are empty. An average over
+    slices would be higher, because empty slices are easy. Without groups, each example is a volume.
+    With several organs, loss and Dice are means over organs, and `dice_1` is the Dice of organ 1.
 
-    organs: K, if there are several. The values 1 to K of a mask are then an organ each, and others
-        background. None: one organ, every value above 0. (Not 1, which would give the runs made
-        before this option other digests.)
-    loss: bce (mean over pixels), dice (1 − soft Dice), or their sum, each of one example.
-    organ_weight: how many times a pixel of the organ counts in bce; a constant of the recipe.
-        None: once.
+    Args:
+        loss: "bce" (mean over pixels), "dice" (1 − soft Dice) or "bce_dice" (their sum), each per
+            example. Default: "bce_dice".
+        organ_weight: weight of a pixel of the organ in bce, a constant of the recipe. Default: 1.
+        organs: number of organs K, if there are several. Values 1 to K in a mask then stand for one
+            organ each, and others for background. Default: one organ, any value above 0. (The
+            default is None rather than 1, so that earlier runs keep their digests.)
     """
 
     headline = DICE.name
@@ -60,8 +62,8 @@ class Segmentation:
         self.outputs = organs or 1
         if organs is not None:
             names = [f"dice_{organ}" for organ in range(1, organs + 1)]
-            of_organs = [replace(DICE, name=name, title="") for name in names]
-            self.measures = (DICE, DICE_WORST, *of_organs, LOSS)
+            organ_metrics = [replace(DICE, name=name, title="") for name in names]
+            self.measures = (DICE, DICE_WORST, *organ_metrics, LOSS)
 
     @keeps_apart
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -79,22 +81,23 @@ class Segmentation:
         return total.view(-1, self.outputs).mean(dim=1)  # [B]
 
     def _bce(self, logits: Tensor, mask: Tensor) -> Tensor:
-        """Return the mean over the pixels of each map."""
+        """Return the mean logistic loss over the pixels of each map."""
         weight = None
         if self.organ_weight is not None:
             weight = logits.new_tensor(self.organ_weight)
-        of_pixels = F.binary_cross_entropy_with_logits(
+        pixel_losses = F.binary_cross_entropy_with_logits(
             logits,
             mask,
             reduction="none",
             pos_weight=weight,
         )
-        return of_pixels.mean(dim=1)
+        return pixel_losses.mean(dim=1)
 
     def condense(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return all that `metrics` needs [B, 3 K + 1].
+        """Return the numbers that `metrics` needs, [B, 3 K + 1].
 
-        They are the overlap, the predicted and the true pixels of each organ, and the loss.
+        They are each organ's number of correctly predicted pixels, predicted pixels and true
+        pixels, and the loss.
         """
         predicted = outputs.flatten(2) > 0
         mask = split_organs(targets, self.outputs).flatten(2)
@@ -109,7 +112,13 @@ class Segmentation:
     def metrics(
         self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None
     ) -> dict[str, float]:
-        """Measure maps [n, K, H, W], or what `condense` made of them [n, 3 K + 1]."""
+        """Return Dice scores and the loss.
+
+        Args:
+            outputs: logits [n, K, H, W], or the results of `condense`, [n, 3 K + 1].
+            targets: masks [n, H, W].
+            groups: index of the volume of each slice, [n]. Default: each example is a volume.
+        """
         is_condensed = outputs.dim() == 2
         rows = outputs if is_condensed else self.condense(outputs, targets)
         rows = rows.cpu()
@@ -120,20 +129,19 @@ class Segmentation:
         sums.index_add_(0, volume_of_row, rows[:, :-1])
         overlap, predicted, mask = sums.chunk(3, dim=1)  # each [volumes, K]
         sizes = predicted + mask
-        of_organs = torch.where(sizes > 0, 2 * overlap / sizes.clamp(min=1), 1.0)
-        dice = of_organs.mean(dim=1)
+        organ_dice = torch.where(sizes > 0, 2 * overlap / sizes.clamp(min=1), 1.0)  # [volumes, K]
+        dice = organ_dice.mean(dim=1)
         metrics = {"dice": float(dice.mean()), "dice_worst": float(dice.min())}
         if self.outputs > 1:
-            for number, of_organ in enumerate(of_organs.T, 1):
-                metrics[f"dice_{number}"] = float(of_organ.mean())
+            for organ, values in enumerate(organ_dice.T, 1):
+                metrics[f"dice_{organ}"] = float(values.mean())
         metrics["loss"] = mean_of(rows[:, -1])
         return metrics
 
 
 def split_organs(masks: Tensor, organs: int) -> Tensor:
-    """Return where each organ is [B, organs, ...] in masks [B, ...]."""
+    """Return a boolean mask per organ, [B, organs, ...], from masks [B, ...]."""
     if organs == 1:
         return masks.unsqueeze(1) > 0
-    numbers = torch.arange(1, organs + 1, device=masks.device)
-    of_each = numbers.view(-1, *[1] * (masks.dim() - 1))
-    return masks.unsqueeze(1) == of_each
+    values = torch.arange(1, organs + 1, device=masks.device)
+    return masks.unsqueeze(1) == values.view(-1, *[1] * (masks.dim() - 1))

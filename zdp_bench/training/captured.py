@@ -115,7 +115,7 @@ class CapturedSum:
 
     def run(self) -> None:
         """Add the examples in `inputs` to `total`."""
-        with defer_finite(self.finite), self.loss.weighed(self.weights):
+        with defer_finite(self.finite), self.loss.weighted(self.weights):
             self.algorithm.accumulate(self.total, (self.inputs, self.targets))
 
     def capture(self) -> None:

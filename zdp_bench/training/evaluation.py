@@ -200,7 +200,7 @@ def doubt(
     reason = ""
     if chance is not None:
         # By chance, a share varies by about 1/√count, and other metrics by that part of it.
-        size = 1.0 if headline.is_share else abs(chance)
+        size = 1.0 if headline.is_fraction else abs(chance)
         if headline.gain(value, chance) <= size * count**-0.5:
             reason = f"test {headline.name} is {value:.4f}, and {chance:.4f} with shuffled labels"
     if loss > GROWTH * start > 0:

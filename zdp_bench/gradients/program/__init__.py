@@ -1,26 +1,26 @@
-"""Programs: a foreign model's forward function as recorded, checked and run.
+"""Programs: how the forward function of a third-party model is recorded, checked and run.
 
-    record     the forward function as a graph of torch's operations, for any number of examples
-    flatten      in one flat graph
-    leaves       layers of this package in it, which stay whole
-    sequences    recurrent layers in it
-    substitutes  for functions that torch records for one number of examples only
-    ours         what of a model is this package's own
-    calls      one call of an operation in it
-    rules      where the examples are in an operation's results, by its kind
-    table      which operations are of that kind
-    batch      where they are after every operation, or why they cannot be told apart
-    layers     operations that are layers: `conv2d` is `nn.Conv2d`
-    uses       the per-example gradients of the parameters that an operation uses
+    record     records the forward function as a graph of torch's operations for any batch size
+    flatten      makes it one flat graph
+    leaves       keeps layers of this package whole
+    sequences    records recurrent layers
+    substitutes  replaces functions that torch records for a fixed batch size only
+    ours         decides which parts of a model are this package's own
+    calls      one call of an operation in the graph
+    rules      where the examples are in an operation's results, for each kind of operation
+    table      the kind of each operation
+    batch      where the examples are after each operation, or why they cannot be told apart
+    layers     operations as layers: `conv2d` is `nn.Conv2d`
+    uses       per-example gradients of the parameters that an operation uses
     graphs     the graphs that run, with and without a tape
-    signature  whether a model is still the one that was recorded
+    signature  whether a model has changed since it was recorded
     copies     copies of models
-    this       a program that is ready to run, and which models have one
+    __init__   `Program`, which is ready to run, and the state of each model
 
-A model of this package's own classes needs none: its layers have rules and tests. Any other model
-runs as the program that was checked, never as Python; where it has none, its examples are run one
-at a time (`alone`). A program is recorded again when a module's mode or an attribute that it holds
-has changed, and when `renew` asks for it.
+A model of this package's own classes needs no program: its layers have rules and tests. Any other
+model runs as the program that was checked, never as Python code. If it has no program, its examples
+run one at a time (`alone`). A model is recorded again if a module's mode or one of its attributes
+has changed, and from time to time (`renew`).
 """
 
 from __future__ import annotations
@@ -63,34 +63,44 @@ __all__ = [
     "state_of",
 ]
 
-RECORDED_EXAMPLES = 3  # that a model is recorded with
-ROUNDING = 1e-2  # of the largest output, by which rounding may move it
-# Pieces of batches that a program runs at least before it is recorded again, which would otherwise
-# take a good part of the time.
+RECORDED_EXAMPLES = 3  # batch size when a model is recorded
+ROUNDING = 1e-2  # largest difference that counts as rounding, relative to the largest output
+# Smallest number of micro-batches between two recordings. Recording more often would take a
+# considerable part of the time.
 RUNS_BEFORE_RENEWAL = 200
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A recorded forward function whose operations keep the examples apart."""
+    """A recorded forward function whose operations keep the examples apart.
+
+    Attributes:
+        recorded: the recorded operations.
+        plain: (*sources, *leaves) -> output.
+        taped: (tape, *sources, *leaves) -> output; None if a use of parameters has no rule.
+        reason: why `taped` is None; empty otherwise.
+        uses: uses of parameters, in the order of `taped`.
+        leaves: names of the modules that stay whole.
+        code: the graph as text.
+    """
 
     recorded: Recorded
-    plain: GraphModule  # (*sources, *leaves) -> output
-    taped: GraphModule | None  # (tape, *sources, *leaves) -> output; None if a use has no rule
-    reason: str  # why there is none
-    uses: list[Use]  # of parameters, in the order of `taped`
-    leaves: list[str]  # names of the modules that stay whole
-    code: str  # of the graph
+    plain: GraphModule
+    taped: GraphModule | None
+    reason: str
+    uses: list[Use]
+    leaves: list[str]
+    code: str
 
     def equals(self, other: Program) -> bool:
-        """Return whether both are the same operations with the same constants."""
-        constants, others = self.recorded.constants, other.recorded.constants
-        if self.code != other.code or constants.keys() != others.keys():
+        """Return True if both consist of the same operations with the same constants."""
+        constants, other_constants = self.recorded.constants, other.recorded.constants
+        if self.code != other.code or constants.keys() != other_constants.keys():
             return False
-        return all(_are_equal(value, others[name]) for name, value in constants.items())
+        return all(_are_equal(value, other_constants[name]) for name, value in constants.items())
 
     def run(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        """Return the output, with the parameters and buffers that the model holds now."""
+        """Return the output for the model's current parameters and buffers."""
         with forward_precision(model) as finish:
             return finish(self.plain.forward(*self._arguments(model, inputs)))
 
@@ -100,7 +110,11 @@ class Program:
         model: nn.Module,
         inputs: Tensor,
     ) -> Tensor:
-        """As `run`, with each use of parameters entered on a tape."""
+        """Do what `run` does, and record each use of parameters on a tape.
+
+        Raises:
+            NoRule: a use has no rule.
+        """
         if self.taped is None:
             raise NoRule(self.reason)
         with forward_precision(model) as finish:
@@ -111,8 +125,8 @@ class Program:
         model: nn.Module,
         inputs: Tensor,
     ) -> list[Any]:
-        """Return what the placeholders of `plain` stand for."""
-        if self.recorded.writes:
+        """Return the values of the placeholders of `plain`."""
+        if self.recorded.writes:  # an operation may overwrite the inputs
             inputs = map_leaves(torch.clone, inputs)
         examples = iter(leaves_of(inputs))
         arguments: list[Any] = []
@@ -127,8 +141,8 @@ class Program:
         leaves = [model.get_submodule(name) for name in self.leaves]
         return arguments + leaves
 
-    def reaches(self, model: nn.Module) -> set[str]:
-        """Return the names of parameters and buffers that the output may depend on."""
+    def names_used(self, model: nn.Module) -> set[str]:
+        """Return the names of the parameters and buffers that the output may depend on."""
         needed: set[Node] = set()
         for node in reversed(self.recorded.graph.nodes):
             if node.op == "output" or node in needed or is_mutable(node):
@@ -149,7 +163,7 @@ def _are_equal(first: Any, second: Any) -> bool:
 
 
 class Running(nn.Module):
-    """A model whose forward function is its program, for torch.func; parts are under `model`."""
+    """A module that runs a model's program, for torch.func. Its tensors are those of `model`."""
 
     def __init__(self, model: nn.Module, program: Program) -> None:
         super().__init__()
@@ -160,18 +174,18 @@ class Running(nn.Module):
         return self.program.run(self.model, inputs)
 
 
-# ------------------------------------------------------------------------------------- to make one
+# ------------------------------------------------------------------------------ creating a program
 
 
 def make(model: nn.Module, inputs: Tensor) -> Program:
-    """Return the program of a model.
+    """Create the program of a model.
 
     Args:
-        model: stays as it is.
-        inputs: one example or more, of which only the shapes and types matter.
+        model: the model, which is not changed.
+        inputs: one example or more; only shapes and data types matter.
 
     Raises:
-        Alone: it has none, and why.
+        Alone: the model has no program; the error states the reason.
     """
     examples = _repeat_examples(inputs)
     devices = [examples.device] if examples.device.type == "cuda" else []
@@ -204,24 +218,28 @@ def make(model: nn.Module, inputs: Tensor) -> Program:
 
 
 def _repeat_examples(inputs: Tensor) -> Tensor:
-    """Return `RECORDED_EXAMPLES` examples, the given ones over and over."""
+    """Return `RECORDED_EXAMPLES` examples, by repeating the inputs."""
 
     def repeat(leaf: Tensor) -> Tensor:
-        numbers = torch.arange(RECORDED_EXAMPLES, device=leaf.device)
-        return leaf[numbers % max(1, len(leaf))].detach()
+        indices = torch.arange(RECORDED_EXAMPLES, device=leaf.device)
+        return leaf[indices % max(1, len(leaf))].detach()
 
     return map_leaves(repeat, inputs)
 
 
 def _run_copy(model: nn.Module, inputs: Tensor) -> Any:
-    """Return the output of a copy of the model, which may change copies of the inputs."""
+    """Return the output of a copy of the model for a copy of the inputs."""
     copy = copy_apart(model)
     with takes_parts(copy):
         return copy(map_leaves(torch.clone, inputs))
 
 
 def _find_examples(recorded: Recorded) -> Places:
-    """Return where the examples are; a call that no rule foresees is run for one at a time."""
+    """Return where the examples are after each operation.
+
+    Raises:
+        Alone: an operation mixes examples, or is called in a way that no rule supports.
+    """
     try:
         return check(recorded.graph, recorded.inputs)
     except Alone:
@@ -236,12 +254,12 @@ def _require_same_for_one(
     program: Program,
     example: Tensor,
 ) -> None:
-    """Reject a program that does not do for one example what the model does."""
+    """Reject a program whose output for one example differs from the model's."""
     torch.manual_seed(0)
     expected = _run_copy(model, example)
     torch.manual_seed(0)
     output = program.run(model, map_leaves(torch.clone, example))
-    if expected.numel() == output.numel():  # `squeeze()` takes out the one example's dimension, too
+    if expected.numel() == output.numel():  # for one example, `squeeze()` also removes dimension 0
         expected = expected.reshape(output.shape)
     is_alike = expected.shape == output.shape and expected.dtype == output.dtype
     largest = float(expected.abs().nan_to_num(posinf=0.0).max())
@@ -251,25 +269,33 @@ def _require_same_for_one(
         raise Alone("the model does something else for one example than for several")
 
 
-# -------------------------------------------------------------------------------- which models have
+# -------------------------------------------------------------------------- the state of each model
 
 
 @dataclass
 class State:
-    """What is known of how a model runs."""
+    """How a model runs.
+
+    Attributes:
+        program: the model's program, if it has one.
+        alone: why the model's examples run one at a time; empty if they do not.
+        layer: name of the module that is the reason for `alone`.
+        signature: the model's signature when it was recorded.
+        runs: number of micro-batches since then.
+    """
 
     program: Program | None = None
-    alone: str = ""  # why its examples are run one at a time
-    layer: str = ""  # name of the module that is to blame for that
-    signature: Any = None  # of the model when it was recorded
-    runs: int = 0  # pieces of batches since then
+    alone: str = ""
+    layer: str = ""
+    signature: Any = None
+    runs: int = 0
 
 
 _STATES: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
 
 
 def state_of(model: nn.Module, inputs: Tensor) -> State:
-    """Return how a model runs on such inputs; records it if it has changed."""
+    """Return how a model runs on inputs like these, and record it again if it has changed."""
     signature = signature_of(model, inputs)
     known = _STATES.get(model, State())
     if known.signature == signature:
@@ -283,7 +309,7 @@ def state_of(model: nn.Module, inputs: Tensor) -> State:
             state.alone = str(error)
             state.layer = error.layer
     if state.program and known.program and known.program.equals(state.program):
-        state.program = known.program  # for which `gradients` may know that it has no rule
+        state.program = known.program  # `gradients._unsupported` is keyed by program
     if state.alone and state.alone != known.alone:
         log.warning("%s: examples are processed one at a time, which is slower", state.alone)
     _STATES[model] = state
@@ -291,12 +317,12 @@ def state_of(model: nn.Module, inputs: Tensor) -> State:
 
 
 def renew(model: nn.Module) -> None:
-    """Have a model recorded again before it runs next, unless it was a short while ago."""
+    """Record a model again before its next run, unless it was recorded recently."""
     state = _STATES.get(model, State())
     if state.runs >= RUNS_BEFORE_RENEWAL:
         state.signature = None
 
 
 def alone(model: nn.Module) -> str:
-    """Return why a model's examples are run one at a time; empty if they are not, or not yet."""
+    """Return why a model's examples run one at a time; empty if not, or before its first run."""
     return _STATES.get(model, State()).alone

@@ -16,12 +16,13 @@ from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
 STDLIB = sysconfig.get_path("stdlib")
-# `inner` of a place whose rows are all alike, or drawn alike: any order of them is right.
+# `inner` of a place whose rows are all equal, or drawn from one distribution: their order does not
+# matter.
 ALIKE = 0
 
 
-class Alone(Exception):  # noqa: N818 - it is an answer
-    """The examples of a model must be run one at a time; states the operation and the line."""
+class Alone(Exception):  # noqa: N818 - a result, not an error
+    """Raised if a model's examples must run one at a time; states the operation and the line."""
 
     def __init__(
         self,
@@ -40,8 +41,8 @@ class Alone(Exception):  # noqa: N818 - it is an answer
 class Place(NamedTuple):
     """Where the examples are in a tensor.
 
-    Dimension `dim` has outer x B x `inner` rows, in row-major order: those of an example are one
-    index of the middle.
+    Dimension `dim` has outer x B x `inner` rows in row-major order. The rows of one example are
+    those with one index in the middle.
     """
 
     dim: int
@@ -68,7 +69,7 @@ def name_of(node: Node) -> str:
 
 
 def named_arguments(node: Node) -> Iterator[tuple[str, Any]]:
-    """Yield an operation's arguments with their names, and its defaults."""
+    """Yield the name and value of each argument of an operation, defaults included."""
     target: Any = node.target
     for position, argument in enumerate(target._schema.arguments):
         name = argument.name
@@ -81,28 +82,28 @@ def named_arguments(node: Node) -> Iterator[tuple[str, Any]]:
 
 
 def is_mutable(node: Node) -> bool:
-    """True for an operation that writes over one of its arguments."""
+    """Return True if an operation overwrites one of its arguments."""
     target: Any = node.target
     return hasattr(target, "_schema") and bool(target._schema.is_mutable)
 
 
 def is_tensor(node: Node) -> bool:
-    """True if a node stands for a tensor."""
+    """Return True if the value of a node is a tensor."""
     return isinstance(node.meta.get("val"), Tensor)
 
 
 def rank_of(node: Node) -> int:
-    """Return how many dimensions the tensor of a node has."""
+    """Return the number of dimensions of a node's tensor."""
     return int(node.meta["val"].dim())
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors of a result, nested or not."""
+    """Return the tensors in a result, which may be nested."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def nodes_in(*values: Any) -> list[Node]:
-    """Return the nodes in arguments, nested or not."""
+    """Return the nodes in arguments, which may be nested."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Node)]
 
 
@@ -128,11 +129,11 @@ def line_of(node: Node) -> str:
 
 
 def is_users(file: str) -> bool:
-    """True for a file that is neither Python's, nor of an installed package, nor of this one."""
+    """Return True for a file of the user's: not of Python, an installed package, or this folder."""
     folder = file.rpartition("/")[0]
-    is_here = folder.endswith("zdp_bench/gradients/program")
+    is_in_this_folder = folder.endswith("zdp_bench/gradients/program")
     is_installed = "site-packages" in file or file.startswith((STDLIB, "<"))
-    return not is_here and not is_installed
+    return not is_in_this_folder and not is_installed
 
 
 def show_line(
@@ -140,30 +141,30 @@ def show_line(
     number: Any,
     code: str | None,
 ) -> str:
-    """Return a line for a sentence."""
-    first = (code or "").strip().split("\n")[0].strip()
+    """Format a line of code for a message, as "net.py, line 12: x.sum()"."""
+    first_line = (code or "").strip().split("\n")[0].strip()
     name = file.rpartition("/")[2]
-    return f"{name}, line {number}: {first}"
+    return f"{name}, line {number}: {first_line}"
 
 
 # ------------------------------------------------------------------ sizes that depend on the batch
 
 
 def is_size(value: Any) -> bool:
-    """True for a number that is computed from the number of examples."""
+    """Return True for a number that is computed from the batch size B."""
     if isinstance(value, Node):
         value = value.meta.get("val")
     return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def symbolic_dims(tensor: Tensor) -> list[int]:
-    """Return the dimensions of a tensor whose size depends on the number of examples."""
+    """Return the dimensions of a tensor whose size depends on B."""
     sizes: Any = tensor.shape
     return [dim for dim, size in enumerate(sizes) if isinstance(size, torch.SymInt)]
 
 
 def factor_of(size: Any) -> int:
-    """Return c of a size of c x B; 0 if it is anything else."""
+    """Return c if a size is c x B; 0 if it is anything else."""
     expression = size.node.expr
     symbols = list(expression.free_symbols)
     if len(symbols) != 1:
@@ -176,7 +177,10 @@ def factor_of(size: Any) -> int:
 
 
 def batch_dim(tensor: Tensor) -> tuple[int, int]:
-    """Return the only dimension whose size depends on B, and its factor; 0 if there is none."""
+    """Return the only dimension whose size depends on B, and its factor.
+
+    The factor is 0 if there is no such dimension, or more than one.
+    """
     dims = symbolic_dims(tensor)
     if len(dims) != 1:
         return 0, 0
@@ -187,13 +191,15 @@ def batch_dim(tensor: Tensor) -> tuple[int, int]:
 
 
 class Call:
-    """One call of an operation: its arguments by name, and which of them hold examples.
+    """One call of an operation: its arguments by name, and which of them contain examples.
 
     Attributes:
-        kind: the operation's name; that of the one which makes a new tensor, if it writes.
+        name: the operation's name.
+        kind: the name without the underscore of an in-place operation.
+        arguments: all arguments by name.
         tensors: the arguments that are tensors.
-        examples: those of them that hold examples.
-        written: the arguments that the operation writes.
+        examples: the tensors that contain examples.
+        written: the arguments that the operation overwrites.
         results: the tensors that it returns.
         numbering: all tensors of the program that number the examples, as `arange(B)` does.
     """
@@ -231,14 +237,14 @@ class Call:
             raise Alone(f"{self.name} {reason}", self.node)
 
     def require_no_sizes(self, *allowed: str) -> None:
-        """Reject numbers that are computed from how many examples there are."""
+        """Reject numbers that are computed from B, except in the `allowed` arguments."""
         for name, argument in self.arguments.items():
             has_size = any(map(is_size, tree_leaves(argument)))
             is_allowed = name in allowed
             self.require(is_allowed or not has_size, "computes with the number of examples")
 
     def get(self, *names: str) -> Any:
-        """Return the first argument of these names that is given; None if none is."""
+        """Return the first of these arguments that is not None, or None."""
         for name in names:
             value = self.arguments.get(name)
             if value is not None:
@@ -246,7 +252,7 @@ class Call:
         return None
 
     def holds_examples(self, argument: Any) -> bool:
-        """True for an argument that holds examples."""
+        """Return True for an argument that contains examples."""
         return argument in self.examples
 
     def place(self, node: Node) -> Place:
@@ -259,17 +265,17 @@ class Call:
         return self.place(node).dim
 
     def chosen_dim(self, node: Node) -> int:
-        """Return the dimension of an argument that the call names as `dim`."""
+        """Return the dimension that the call's `dim` selects, counted from the left."""
         return count_dim(self.arguments["dim"], rank_of(node))
 
     def factor(self, node: Node) -> int:
-        """Return how many rows of its dimension of examples an argument has for each of them."""
+        """Return the number of rows per example in an argument's dimension of examples."""
         shape = node.meta["val"].shape
         return factor_of(shape[self.dim(node)])
 
     @property
     def first(self) -> Node:
-        """The first argument, which must hold the examples; no other may."""
+        """The first argument, which must be the only one that contains examples."""
         self.require(len(set(self.examples)) == 1, "is given another tensor of examples")
         first = next(iter(self.arguments.values()))
         self.require(first is self.examples[0], "takes its examples elsewhere")
@@ -296,6 +302,6 @@ def count_dim(dim: Any, rank: int) -> int:
 
 
 def count_dims(dims: Any, rank: int) -> set[int]:
-    """Return dimensions, one or several, counted from the left."""
-    several = dims if isinstance(dims, list | tuple) else [dims]
-    return {count_dim(dim, rank) for dim in several}
+    """Return one or several dimensions, counted from the left."""
+    dim_list = dims if isinstance(dims, list | tuple) else [dims]
+    return {count_dim(dim, rank) for dim in dim_list}

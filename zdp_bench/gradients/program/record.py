@@ -42,8 +42,8 @@ from zdp_bench.gradients.program.ours import HOOKS, foreign_hooks, require_no_ba
 from zdp_bench.gradients.program.sequences import recurrent_layers
 from zdp_bench.gradients.program.substitutes import SUBSTITUTES
 
-MAX_EXAMPLES = 2**24  # of a batch
-HOOKS_OF_TENSORS = ("register_hook", "register_post_accumulate_grad_hook")
+MAX_EXAMPLES = 2**24  # largest batch size
+TENSOR_HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 DEPENDS_ON_NUMBER = "the model does something else for another number of examples"
 KINDS = {
     InputKind.PARAMETER: "parameter",
@@ -77,7 +77,7 @@ class Recorded:
 
     @cached_property
     def writes(self) -> bool:
-        """True if an operation writes over a tensor, which may be an input."""
+        """True if an operation overwrites a tensor, which may be an input."""
         return any(map(is_mutable, self.graph.nodes))
 
 
@@ -85,7 +85,7 @@ def record(model: nn.Module, inputs: Tensor) -> Recorded:
     """Return the operations of a model's forward function.
 
     Args:
-        model: attributes that its forward function sets are restored.
+        model: the model. Attributes that its forward function sets are restored.
         inputs: two or more examples; their values do not matter.
 
     Raises:
@@ -214,7 +214,7 @@ class _Watch(TorchFunctionMode):
         kwargs: Any = None,
     ) -> Any:
         name = getattr(function, "__name__", "an operation")
-        if name in HOOKS_OF_TENSORS:
+        if name in TENSOR_HOOKS:
             raise Alone("a hook changes gradients")
         if self.shape_env is None:
             self.shape_env = _find_shape_env(args)
@@ -243,32 +243,32 @@ def _find_shape_env(args: Any) -> Any:
 
 
 def _python_random_states() -> Any:
-    """Return the states of Python's and numpy's random numbers, which torch does not record."""
-    of_numpy: Any = np.random.get_state()
-    return random.getstate(), of_numpy[1].tobytes(), of_numpy[2:]
+    """Return the random states of Python and NumPy, whose draws torch does not record."""
+    numpy_state: Any = np.random.get_state()
+    return random.getstate(), numpy_state[1].tobytes(), numpy_state[2:]
 
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
     """Restore the attributes that the forward function sets.
 
-    This package's own hooks, which watch layers for other checks, are removed meanwhile, because a
-    recording would contain what they do.
+    Inside the context, this package's own hooks, which watch layers for other checks, are removed,
+    because a recording would contain what they do.
     """
     attributes = [(module, dict(vars(module))) for module in model.modules()]
-    hooks = [vars(module)[kind] for module in model.modules() for kind in HOOKS]
-    saved_hooks = [dict(own) for own in hooks]
-    for own in hooks:
-        foreign = foreign_hooks(own)
-        for key, hook in [*own.items()]:
+    hook_dicts = [vars(module)[kind] for module in model.modules() for kind in HOOKS]
+    saved_dicts = [dict(hooks) for hooks in hook_dicts]
+    for hooks in hook_dicts:
+        foreign = foreign_hooks(hooks)
+        for key, hook in [*hooks.items()]:
             if hook not in foreign:
-                del own[key]
+                del hooks[key]
     try:
         yield
     finally:
-        for own, saved in zip(hooks, saved_hooks, strict=True):
-            own.clear()
-            own.update(saved)
+        for hooks, saved in zip(hook_dicts, saved_dicts, strict=True):
+            hooks.clear()
+            hooks.update(saved)
         for module, before in attributes:
             vars(module).clear()
             vars(module).update(before)
@@ -305,7 +305,7 @@ def _silence() -> Iterator[None]:
         logging.disable(disabled)
 
 
-# --------------------------------------------------------------------------------- if it cannot
+# ------------------------------------------------------------------------------ when that fails
 
 
 def _explain(

@@ -30,7 +30,7 @@ from zdp_bench.gradients.clipping import squared_norms, trainable
 from zdp_bench.gradients.losses import (
     DomainError,
     are_alike,
-    kept_draws,
+    preserve_random_state,
     require_outputs_alone,
     set_seed,
 )
@@ -101,7 +101,7 @@ def check(
     _refuse_by_kind(model)
     devices = [device] if device.type == "cuda" else []
     with ExitStack() as inside:
-        for context in (kept_draws(devices), float32_products(), repeatable(device)):
+        for context in (preserve_random_state(devices), float32_products(), repeatable(device)):
             inside.enter_context(context)
         source = find_source(model, loss, like, probe)
         batch = source.draw(SAMPLES)
@@ -246,7 +246,7 @@ def _check_losses(
     """Reject a loss that needs several examples; warn if an example's loss depends on others."""
     alone, targets = per_example(loss), batch[1]
     with torch.no_grad():
-        output = reference.outputs_of(model, batch[0])
+        output = reference.compute_outputs(model, batch[0])
     losses = require_outputs_alone(model, alone, output, targets)
     if isinstance(alone.loss, nn.Module):
         require_loss_keeps_nothing(alone.loss, output[:1], unpack(targets[:1].clone()))
@@ -285,10 +285,10 @@ def _require_same_losses(
         try:
             losses.append(alone(output, targets).detach())
         except UserError:  # such as on what an earlier call has left
-            raise alone.keeps_something() from None
+            raise alone.make_state_error() from None
     first, again = losses
     if not are_alike(first, again, first):
-        raise alone.keeps_something()
+        raise alone.make_state_error()
 
 
 def _moves(
@@ -310,7 +310,7 @@ def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
     """Reject a parameter on which the output does not depend."""
     trained = trainable(model)
     with torch.enable_grad():
-        output = reference.outputs_of(model, inputs)
+        output = reference.compute_outputs(model, inputs)
         try:
             found = torch.autograd.grad(_probe(output), [*trained.values()], allow_unused=True)
         except RuntimeError as error:
@@ -408,7 +408,7 @@ def _find_fixed_state(
     }
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     if state.program is not None:
-        return sorted((buffers | frozen) & state.program.reaches(model))
+        return sorted((buffers | frozen) & state.program.names_used(model))
     if state.alone:
         return sorted(buffers | frozen)
     moved = partial(_moves_output, copy_apart(model), inputs)
