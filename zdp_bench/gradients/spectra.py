@@ -1,16 +1,16 @@
-"""Gradients as unitary spectra, for algorithms that clip and noise them in the Fourier domain.
+"""Unitary spectra of gradients, for algorithms that clip and add noise in the Fourier domain.
 
     kernel domain   the unitary FFT of the gradient itself, over a convolution's kernel or a
-                    circulant block. Its norm is the gradient's, so clipping there is clipping here
-                    (GReDP, Theorem 1: F(V) of the gradient V).
-    padded domain   the spectrum of the WHOLE correlation of output gradient and input, at the
-                    linear length input + output − 1, of which the gradient is a few lags
-                    (Spectral-DP, and GReDP's eq. 15 at its word). The other lags are clipped and
-                    noised with it and then cropped away: norms are larger, about input / kernel
-                    times.
+                    circulant block. The norm does not change, so clipping the spectrum is the same
+                    as clipping the gradient (GReDP, Theorem 1: F(V) of the gradient V).
+    padded domain   the spectrum of the WHOLE correlation of output gradient and input, with the
+                    linear length input + output − 1. The gradient is a few of its lags
+                    (Spectral-DP, and GReDP's eq. 15 taken literally). The other lags are clipped
+                    and get noise too, and are cropped in the end. Norms are about input / kernel
+                    times as large.
 
-Bias, norm and dense weights have no spectrum and stay as they are. The weight and bias of a layer
-are clipped together at C/√L.
+Biases and the weights of norms and dense layers have no spectrum and are not transformed. The
+weight and bias of a layer are clipped together at C/√L.
 """
 
 from __future__ import annotations
@@ -43,11 +43,17 @@ fft = LazyModule("scipy.fft")
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The domain of one weight's gradient: unitary FFTs over the last `len(sizes)` dimensions."""
+    """The domain of one weight's gradient: unitary FFTs over the last `len(sizes)` dimensions.
 
-    channels: tuple[int, ...]  # sizes of the dimensions that are not transformed
+    Attributes:
+        channels: sizes of the dimensions that are not transformed.
+        sizes: sizes of the transformed dimensions.
+        lags: for each transformed dimension, the entries of the signal that are the gradient.
+    """
+
+    channels: tuple[int, ...]
     sizes: tuple[int, ...]
-    lags: tuple[slice, ...]  # of each dimension, the signal's entries that are the weight's
+    lags: tuple[slice, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,23 +70,30 @@ class Spectrum:
         return tuple(range(-len(self.sizes), 0))
 
     def forward(self, signal: Tensor) -> Tensor:
-        """Transform [..., *shape] -> the same shape, complex."""
+        """Return the complex spectrum of a signal; both have shape [..., *shape]."""
         return torch.fft.fftn(signal, dim=self._last_dims, norm="ortho")
 
     def gradient(self, spectrum: Tensor) -> Tensor:
-        """Return the weight's gradient of [..., *shape]: inverse FFT, real part, crop."""
+        """Return the weight's gradient from a spectrum: inverse FFT, real part, crop."""
         signal = torch.fft.ifftn(spectrum, dim=self._last_dims, norm="ortho")
         return signal.real[(..., *self.lags)]
 
 
 @dataclass(frozen=True)
 class FourierDomain:
-    """A model's gradients, as spectra where they have one."""
+    """A model's gradients, as spectra for the weights that have one.
+
+    Attributes:
+        model: the model.
+        loss: (outputs, targets) -> losses [B].
+        spectra: spectra by the parameter's name.
+        rules: rules of layers whose spectrum is not that of the gradient; empty in the kernel
+            domain.
+    """
 
     model: nn.Module
     loss: Loss
-    spectra: dict[str, Spectrum]  # by the parameter's name
-    # for layers whose spectrum is not that of their gradient; empty in the kernel domain
+    spectra: dict[str, Spectrum]
     rules: Mapping[nn.Module, Rule] = field(default_factory=dict)
 
     def clipped_sum(
@@ -89,9 +102,10 @@ class FourierDomain:
         bound: float,
         engine: Engine = "auto",
     ) -> dict[str, Tensor]:
-        """Return Σᵢ clip(gᵢ), each layer clipped at bound/√L, as spectra where there are any.
+        """Return Σᵢ clip(gᵢ), with spectra for the weights that have one.
 
-        No example's spectrum is formed: norms follow by Parseval, the sum is one contraction.
+        Each of the L layers is clipped at bound/√L. No example's spectrum is formed, because norms
+        follow from Parseval's theorem and the sum is one contraction.
         """
         if len(batch[0]) == 0:
             return {}
@@ -121,14 +135,14 @@ class FourierDomain:
         batch: Batch,
         bound: float,
     ) -> dict[str, Tensor]:
-        """Return clip(gᵢ), [B, ...], every spectrum formed and measured: for tests and audits."""
-        together = groups(self.model, bound, per_layer=True)
+        """Return clip(gᵢ) of each example, [B, ...], from its spectra. For tests and audits."""
+        clip_groups = groups(self.model, bound, per_layer=True)
         if not self.rules:
             gradients = reference.per_sample_gradients(self.model, self.loss, batch)
-            clipped, _ = reference.clip(gradients, together)
+            clipped, _ = reference.clip(gradients, clip_groups)
             return self._transform(clipped)
         spectra = self._zero_rows(len(batch[0]))
-        for number, example in enumerate(split_batch(batch)):
+        for index, example in enumerate(split_batch(batch)):
             unclipped = clipped_sum(
                 self.model,
                 self.loss,
@@ -138,12 +152,12 @@ class FourierDomain:
                 rules=self.rules,
             )
             for name, spectrum in unclipped.sums.items():
-                spectra[name][number] = spectrum
-        clipped, _ = reference.clip(spectra, together)
+                spectra[name][index] = spectrum
+        clipped, _ = reference.clip(spectra, clip_groups)
         return clipped
 
     def _zero_rows(self, count: int) -> dict[str, Tensor]:
-        """Return zeros for `count` shares: spectra, and gradients that have none."""
+        """Return zeros for the spectra and other gradients of `count` shares."""
         rows = zero_rows(self.model, count)
         for name, spectrum in self.spectra.items():
             row = rows[name]
@@ -155,7 +169,7 @@ class FourierDomain:
         self,
         noisy: dict[str, Tensor],
     ) -> dict[str, Tensor]:
-        """Return the gradients of released spectra, by parameter name."""
+        """Return the gradients by parameter name, from released spectra and gradients."""
         gradients = dict(noisy)
         for name, spectrum in self.spectra.items():
             gradients[name] = spectrum.gradient(noisy[name])
@@ -166,7 +180,7 @@ Convolution = nn.modules.conv._ConvNd
 
 
 def kernel_domain(model: nn.Module, loss: Loss) -> FourierDomain:
-    """Return spectra over the kernels of convolutions and the blocks of circulant layers."""
+    """Return the spectra over the kernels of convolutions and the blocks of circulant layers."""
     spectra = {name: _kernel(weight) for name, weight, _ in _layers(model)}
     return FourierDomain(model, loss, spectra)
 
@@ -176,12 +190,21 @@ def padded_domain(
     loss: Loss,
     like: Tensor | None,
 ) -> FourierDomain:
-    """Return spectra at the linear length.
+    """Return the spectra of the whole correlations, at their linear length.
 
-    It depends on the input of each convolution: the model runs once, on one example of zeros.
+    The length depends on the input of each convolution, so the model runs once on an example of
+    zeros.
+
+    Args:
+        model: the model.
+        loss: (outputs, targets) -> losses [B].
+        like: inputs [n, ...] of the shape and data type that the model will get.
+
+    Raises:
+        UserError: the model is complex, or has a grouped or transposed convolution.
     """
     if like is None:
-        raise ValueError("a padded spectrum's size depends on the inputs' shape: say Problem.like")
+        raise ValueError("the size of a padded spectrum depends on the inputs: set Problem.like")
     layers = _layers(model)
     convolutions = [layer for _, _, layer in layers if isinstance(layer, Convolution)]
     sizes = _input_sizes(model, like, convolutions)
@@ -204,7 +227,7 @@ def padded_domain(
 
 
 def _layers(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
-    """Return (name, weight, layer) of every convolution and circulant layer that trains."""
+    """Return (name, weight, layer) for each convolution and circulant layer that is trained."""
     trained = trainable(model)
     for name, parameter in trained.items():
         if parameter.is_complex():
@@ -222,10 +245,10 @@ def _layers(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
 
 
 def _kernel(weight: nn.Parameter) -> Spectrum:
-    """Return the spectrum of a weight's own length: every lag is the weight's."""
+    """Return the spectrum of the gradient itself, which uses all lags."""
     outputs, inputs, *sizes = weight.shape
-    every_lag = (slice(None),) * len(sizes)
-    return Spectrum((outputs, inputs), tuple(sizes), every_lag)
+    all_lags = (slice(None),) * len(sizes)
+    return Spectrum((outputs, inputs), tuple(sizes), all_lags)
 
 
 def _linear(
@@ -233,7 +256,10 @@ def _linear(
     layer: Convolution,
     padded_input: tuple[int, ...],
 ) -> Spectrum:
-    """Return the spectrum at M = Hp + Ho − 1: padded input, and output spread by its stride."""
+    """Return the spectrum with the linear length M = Hp + Ho − 1.
+
+    Hp is the size of the padded input and Ho that of the output, spread out by the stride.
+    """
     outputs, inputs, *kernels = weight.shape
     sizes = []
     lags = []
@@ -254,7 +280,7 @@ def _input_sizes(
     """Return the size of each convolution's padded input."""
     sizes: dict[nn.Module, tuple[int, ...]] = {}
 
-    def note(
+    def save_size(
         layer: nn.Module,
         arguments: tuple[Tensor, ...],
     ) -> None:
@@ -264,19 +290,19 @@ def _input_sizes(
         size = tuple(sizes_of_map)
         if sizes.setdefault(layer, size) != size:
             raise UserError(
-                "a convolution that is given maps of different sizes has no padded spectrum: "
+                "a convolution that is called on maps of different sizes has no padded spectrum: "
                 f"use {setting('algorithm', 'dp_sgd')}."
             )
 
-    handles = [layer.register_forward_pre_hook(note) for layer in layers]
+    handles = [layer.register_forward_pre_hook(save_size) for layer in layers]
     device = next(model.parameters()).device
-    mode = model.training
+    was_training = model.training
     try:
         with torch.no_grad(), torch.random.fork_rng():
             example = like.new_zeros(1, *like.shape[1:], device=device)
             model.eval()(example)
     finally:
-        model.train(mode)
+        model.train(was_training)
         for handle in handles:
             handle.remove()
     return sizes
@@ -308,16 +334,15 @@ def _convolution_rule(spectrum: Spectrum) -> Rule:
 
 
 def _spread(g: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """Return g [B, O, *] with zeros at the positions that the stride leaves out."""
+    """Return g [B, O, *] with zeros at the positions that the stride skips."""
     if all(step == 1 for step in stride):
         return g
     examples, channels, *sizes = g.shape
     pairs = zip(sizes, stride, strict=True)
     spread_sizes = [(size - 1) * step + 1 for size, step in pairs]
     spread = g.new_zeros(examples, channels, *spread_sizes)
-    every = slice(None)
     positions = [slice(None, None, step) for step in stride]
-    spread[(every, every, *positions)] = g
+    spread[(slice(None), slice(None), *positions)] = g
     return spread
 
 
@@ -329,7 +354,7 @@ def _circulant_rule(
     assert isinstance(layer, CirculantLinear)
     if x.dim() != 2:
         raise UserError(
-            "a circulant layer over several positions has no spectral share here: "
+            "a circulant layer over several positions is not supported in the Fourier domain: "
             f"use {setting('algorithm', 'dp_sgd')}."
         )
     weight = _transformed(correlate(layer, x, g), _kernel(layer.weight))
@@ -341,22 +366,23 @@ def _transformed(
     spectrum: Spectrum,
     outputs: tuple[int, ...] = (),
 ) -> LayerGradient:
-    """Return the unitary spectra of a correlation, at the spectrum's own length.
+    """Return the unitary spectra of a correlation, with the spectrum's length.
 
     Args:
-        correlation: of input and spread output; it may be longer, which is faster.
+        correlation: the correlation of input and spread output gradient. It may be longer than the
+            spectrum, because some lengths are faster.
         spectrum: the domain.
-        outputs: the sizes of the spread output, where the correlation is longer.
+        outputs: sizes of the spread output gradient; needed if the correlation may be longer.
     """
 
     def transform(signal: Tensor) -> Tensor:
         for dim, output in enumerate(outputs, -len(outputs)):
             length, size = signal.shape[dim], spectrum.sizes[dim]
             if length != size:
-                # Between the lags 0 … Hp − 1 and −(Ho − 1) … −1 all entries are zero.
-                behind = output - 1
-                first = signal.narrow(dim, 0, size - behind)
-                last = signal.narrow(dim, length - behind, behind)
+                # All entries between the lags 0 … Hp − 1 and −(Ho − 1) … −1 are zero.
+                negative_lags = output - 1
+                first = signal.narrow(dim, 0, size - negative_lags)
+                last = signal.narrow(dim, length - negative_lags, negative_lags)
                 signal = torch.cat([first, last], dim=dim)
         return spectrum.forward(signal)
 

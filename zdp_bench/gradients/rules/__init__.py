@@ -1,9 +1,9 @@
 """Rules: per-sample gradients of each type of layer, from its input and output gradient.
 
-A rule is one function, registered for exact layer types: a subclass may compute something else.
-It returns a `LayerGradient` for each parameter of the layer itself. Every file in this folder is
-found by itself. Layers with parameters but without a rule are differentiated by `any_layer`: the
-reference for a single layer, torch.func's vmap over its own vjp.
+A rule is a function that returns a `LayerGradient` for each of a layer's own parameters. It is
+registered for exact layer types, because a subclass may compute something else. All modules in this
+folder are imported automatically. Layers with parameters but without a rule are differentiated by
+`any_layer`, which is vmap over torch.func's vjp of the layer.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ Rule = Callable[[nn.Module, Tensor, Tensor], dict[str, LayerGradient]]
 _rules: dict[type[nn.Module], Rule] = {}
 
 
-class NoRule(ValueError):  # noqa: N818  it is an answer, not an accident
-    """Raised if book-keeping does not support a layer, or a call of it, but the reference does."""
+class NoRule(ValueError):  # noqa: N818 - a result, not an error
+    """Raised if the fast engine does not support a layer or the way it is called.
+
+    The reference engine is then used instead.
+    """
 
 
 def rule(*types: type[nn.Module]) -> Callable[[Rule], Rule]:
@@ -52,8 +55,8 @@ def _all_rules() -> dict[type[nn.Module], Rule]:
     return _rules
 
 
-# All of the layer's per-sample gradients exist at once; beyond this the whole model goes to the
-# reference, in chunks.
+# Memory for the per-sample gradients of a layer without a rule, which exist all at once. A model
+# that needs more is differentiated by the reference engine, in chunks.
 MAX_BYTES = 512 * 2**20
 
 
@@ -62,11 +65,11 @@ def any_layer(
     x: Tensor,
     g: Tensor,
 ) -> dict[str, LayerGradient]:
-    """Differentiate a deterministic layer that maps [B, ...] to [B, ...] example by example."""
+    """Return the gradients of a deterministic layer without a rule that keeps examples apart."""
     if isinstance(layer, _BatchNorm):
         raise NoRule("batch norm, which mixes examples")
-    # A parameter under two names in the layer has a gradient under each. Layers inside this one
-    # account for their own parameters.
+    # A parameter with two names in the layer has a gradient under each. Parameters of layers inside
+    # this one belong to those layers.
     parameters = {
         name: parameter.detach()
         for name, parameter in layer._parameters.items()
@@ -78,11 +81,11 @@ def any_layer(
         raise NoRule(f"a layer without a rule, whose per-example gradients take {size:,} bytes")
 
     def differentiate_one(example: Tensor, output_gradient: Tensor) -> dict[str, Tensor]:
-        def output(own: dict[str, Tensor]) -> Tensor:
+        def compute_output(values: dict[str, Tensor]) -> Tensor:
             batch = (example.unsqueeze(0),)
-            return functional_call(layer, own, batch, tie_weights=False).squeeze(0)
+            return functional_call(layer, values, batch, tie_weights=False).squeeze(0)
 
-        pull_back = vjp(output, parameters)[1]
+        pull_back = vjp(compute_output, parameters)[1]
         (gradients,) = pull_back(output_gradient)
         return gradients
 
@@ -94,4 +97,7 @@ def any_layer(
         raise NoRule(
             f"a layer without a rule that torch.func cannot take apart ({reason})"
         ) from None
-    return {name: LayerGradient.from_gradients(own.detach()) for name, own in gradients.items()}
+    return {
+        name: LayerGradient.from_gradients(gradient.detach())
+        for name, gradient in gradients.items()
+    }

@@ -1,16 +1,17 @@
-"""Convolutions of one to three dimensions, transposed or not, real or complex, torch's and ours.
+"""Convolutions of one to three dimensions, plain or transposed, real or complex.
 
-A complex convolution is a real one over interleaved channels, so its gradient is that real
-gradient, folded (`nn.convolution.folded_gradient`). `_weight_gradients` chooses among the ways to
-per-sample gradients:
+A complex convolution is a real convolution over interleaved channels, so its gradient is the real
+gradient, folded (`nn.convolution.folded_gradient`). `_weight_gradients` chooses among three methods
+for per-sample gradients:
 
-    one by one     large examples: the backend's own weight gradient, one after the other
-                   (measured: as fast as the next two at 40 million products)
-    patches        small examples: [O, T] · [T, k·C], of many numbers that lie side by side
-    columns        small examples: [C·k, T] · [T, O]
+    one by one     for large examples: the backend's weight gradient, for one example at a time. At
+                   40 million multiplications per example, it is as fast as the other two.
+    patches        for small examples with long contiguous rows: [O, T] · [T, k·C]
+    columns        for other small examples: [C·k, T] · [T, O]
 
-A transposed convolution is a convolution run backwards: in its weight gradient x and g change
-places. The `wide` map is the one that kernels slide over, `narrow` has one entry per position.
+A transposed convolution is a convolution with input and output exchanged, so x and g change places
+in its weight gradient. `wide` is the map that kernels slide over, and `narrow` is the map with one
+entry per position.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from zdp_bench.nn.convolution import (
 from zdp_bench.nn.memory_format import as_real_channels, channels_last
 from zdp_bench.nn.surgery import STANDARDISED, pull_back
 
-# Multiplications of one example's weight gradient from which the backend's own kernel pays.
+# Multiplications in an example's weight gradient from which on the backend's kernel is fastest.
 LARGE_EXAMPLE = 40_000_000
 
 
@@ -56,7 +57,10 @@ def torch_convolution(
     x: Tensor,
     g: Tensor,
 ) -> dict[str, LayerGradient]:
-    """torch's own; string paddings and padding modes are applied to the input first."""
+    """Return the gradients of one of torch's convolutions.
+
+    A padding mode, or a padding given as a string, is applied to the input first.
+    """
     assert isinstance(layer, nn.modules.conv._ConvNd)
     if layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
         return _convolution(layer, x, g, tuple(layer.padding))
@@ -70,7 +74,7 @@ def complex_convolution(
     x: Tensor,
     g: Tensor,
 ) -> dict[str, LayerGradient]:
-    """Ours."""
+    """Return the gradients of one of this package's complex convolutions."""
     return _convolution(layer, x, g, layer.padding)  # type: ignore[arg-type]
 
 
@@ -78,7 +82,7 @@ def pad_input(
     layer: nn.modules.conv._ConvNd,
     x: Tensor,
 ) -> Tensor:
-    """Pad x [B, C, *] as one of torch's layers pads it."""
+    """Pad x [B, C, *] as the layer does."""
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     return F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
 
@@ -110,7 +114,7 @@ def _weight_gradients(
     x: Tensor,
     g: Tensor,
 ) -> LayerGradient:
-    """Return the gradients of a weight, real or complex as x [B, C, *] and g [B, O, *] are."""
+    """Return the gradients of a weight, for real or complex x [B, C, *] and g [B, O, *]."""
     wide, narrow = geometry.wide_and_narrow(x, g)
     is_complex = x.is_complex()
     outputs, inputs, *kernel = geometry.shape
@@ -120,13 +124,13 @@ def _weight_gradients(
 
     @cache
     def reals() -> tuple[Tensor, Tensor]:
-        """Return x and g, interleaved and channels last: oneDNN takes them without a copy."""
+        """Return x and g as real maps; complex ones channels-last, which oneDNN does not copy."""
         if not is_complex:
             return x, g
         return as_real_channels(channels_last(x)), as_real_channels(channels_last(g))
 
     def fold(real: Tensor) -> Tensor:
-        """Return the weight's gradients, from those of the real convolution."""
+        """Convert gradients of the real convolution to those of the weight."""
         if not is_complex:
             return real
         flat = real.flatten(-len(kernel))
@@ -146,7 +150,7 @@ def _weight_gradients(
         maps = geometry.wide_and_narrow(conjugate, g[start:stop])
         return by_columns(geometry, *maps)
 
-    products = 4 if is_complex else 1  # of real numbers, in one of x and g
+    products = 4 if is_complex else 1  # real multiplications in one of an entry of x and one of g
     if _is_large(products * geometry.work(x, g), x):
         per_sample = from_backend
     elif _suits_patches(geometry, wide):
@@ -172,7 +176,7 @@ def _ghost(
     wide: Tensor,
     narrow: Tensor,
 ) -> Callable[[], Tensor] | None:
-    """Return what takes the norms without the gradients; None where that costs more."""
+    """Return a function that computes norms without gradients, or None if that costs more."""
     positions, outputs, inputs = geometry.sizes(wide, narrow)
     if geometry.groups > 1:
         return None
@@ -182,9 +186,12 @@ def _ghost(
 
 
 def _is_large(work: int, x: Tensor) -> bool:
-    """True if the backend's kernel pays for one example at a time; a GPU would run half empty."""
-    least = LARGE_EXAMPLE * device_scale(x, 2 * GPU_SCALE)
-    return len(x) == 1 or work >= least
+    """Return True if the backend's kernel is fastest, although it processes one example at a time.
+
+    The limit is higher on a GPU, which small examples do not use to capacity.
+    """
+    min_work = LARGE_EXAMPLE * device_scale(x, 2 * GPU_SCALE)
+    return len(x) == 1 or work >= min_work
 
 
 def _summands(
@@ -192,34 +199,35 @@ def _summands(
     wide: Tensor,
     narrow: Tensor,
 ) -> Summands:
-    """Every position of the smaller map meets a kernel of the larger."""
+    """Bound the terms of the gradient: one for each position of the narrow map."""
     positions, _, _ = geometry.sizes(wide, narrow)
     return bound_summands(narrow, wide, positions, prod(geometry.kernel))
 
 
 def _suits_patches(geometry: ConvolutionShape, wide: Tensor) -> bool:
-    """True if the real numbers of one line of the kernel, side by side, are many enough to copy.
+    """Return True if a row of a kernel has enough contiguous real numbers for patches.
 
-    Measured: of 30 to 400, a tenth to a half less time than columns; of 24, a quarter more.
+    With 30 to 400 numbers, patches take 10 to 50 % less time than columns; with 24, 25 % more.
     """
     parts = 2 if wide.is_complex() else 1
-    line = parts * wide.shape[1] * geometry.kernel[-1]
-    return geometry.groups == 1 and line >= 30
+    row_length = parts * wide.shape[1] * geometry.kernel[-1]
+    return geometry.groups == 1 and row_length >= 30
 
 
 # ---------------------------------------------------------------- weight gradients in plain torch
 
-# Patches of at most so many bytes are built at a time: they stay in the cache until multiplied.
+# Memory for patches at any one time. They stay in the cache until they are multiplied.
 PATCH_BYTES = 4 * 2**20
-# Likewise columns: the system takes larger blocks back, and clears them each time.
+# Memory for columns at any one time. The operating system reclaims larger blocks, and clears them
+# at each allocation.
 COLUMN_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
 class ConvolutionShape:
-    """A convolution's numbers, one per spatial dimension.
+    """A convolution's arguments, with one value per spatial dimension.
 
-    `shape` is the weight's: [O, C/groups, *k], or transposed [C, O/groups, *k].
+    `shape` is the weight's: [O, C/groups, *k], or [C, O/groups, *k] if transposed.
     """
 
     shape: tuple[int, ...]
@@ -253,7 +261,7 @@ class ConvolutionShape:
         return positions, outputs, inputs
 
     def work(self, x: Tensor, g: Tensor) -> int:
-        """Return the multiplications of one example's weight gradient."""
+        """Return the number of multiplications in one example's weight gradient."""
         wide, narrow = self.wide_and_narrow(x, g)
         return prod(self.sizes(wide, narrow)) * self.groups
 
@@ -274,14 +282,14 @@ def weight_gradient(
     x: Tensor,
     g: Tensor,
 ) -> Tensor:
-    """Return Σᵢ gᵢ from the backend's own kernel; real x [B, C, *] and g [B, O, *]."""
+    """Return Σᵢ gᵢ for real x [B, C, *] and g [B, O, *], by the backend's kernel."""
     if x.dtype == torch.float64:
-        # torch's slow kernels misread other layouts where a map is one pixel wide.
+        # For maps one pixel wide, torch's fallback kernels read other memory formats wrongly.
         x = x.clone(memory_format=torch.contiguous_format)
         g = g.clone(memory_format=torch.contiguous_format)
     like = x.new_empty(1).expand(geometry.shape)  # only its shape is read
     weight = torch.empty_like(like, memory_format=_memory_format(geometry, x))
-    numbers = (
+    arguments = (
         geometry.stride,
         geometry.padding,
         geometry.dilation,
@@ -289,23 +297,23 @@ def weight_gradient(
         geometry.output_padding,
         geometry.groups,
     )
-    of_input_weight_bias = [False, True, False]
+    output_mask = [False, True, False]  # the gradient of the weight, not of input and bias
     _, gradient, _ = torch.ops.aten.convolution_backward(
         g,
         x,
         weight,
         None,
-        *numbers,
-        of_input_weight_bias,
+        *arguments,
+        output_mask,
     )
     return gradient
 
 
 def _memory_format(geometry: ConvolutionShape, x: Tensor) -> torch.memory_format:
-    """Return the format of the maps: a weight in another one would be copied first.
+    """Return the memory format of the maps, because a weight in another one would be copied.
 
-    A weight of one pixel has both formats, but only as a contiguous one is it read right (torch
-    2.11: one example, several groups).
+    A weight with a kernel of one pixel has both formats, but torch 2.11 reads it correctly only as
+    a contiguous one (for one example and several groups).
     """
     if x.is_contiguous() or x.dim() < 4 or prod(geometry.kernel) == 1:
         return torch.contiguous_format
@@ -318,13 +326,14 @@ def one_by_one(
     g: Tensor,
     finish: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Return `finish(gᵢ)` of every example, [B, ...], each by the backend's own kernel.
+    """Return `finish(gᵢ)` of each example, [B, ...], by the backend's kernel.
 
-    The result keeps the backend's memory format: another one costs a slow copy per example. Where
-    a weight is larger than its maps, channels-first maps make the backend's format contiguous.
+    The result has the backend's memory format, because another one would need a slow copy of each
+    example. If a weight is larger than its maps, the maps are copied to channels-first format, so
+    that the backend's result is contiguous.
     """
-    numbers_of_maps = x[:1].numel() + g[:1].numel()
-    if prod(geometry.shape) > numbers_of_maps:
+    map_entries = x[:1].numel() + g[:1].numel()
+    if prod(geometry.shape) > map_entries:
         x, g = _channels_first(x), _channels_first(g)
     x_parts, g_parts = x.split(1), g.split(1)
     first = finish(weight_gradient(geometry, x_parts[0], g_parts[0]))
@@ -343,9 +352,10 @@ def one_by_one(
 
 
 def _channels_first(x: Tensor) -> Tensor:
-    """Return [B, C, *] contiguous, each example copied as a matrix, which torch does in blocks.
+    """Return x [B, C, *] in contiguous format.
 
-    It copies maps line by line, four times as slow where lines are powers of two apart.
+    Each example is copied as a matrix, which torch does in blocks. Maps would be copied row by row,
+    which takes four times as long if the distance between rows is a power of two.
     """
     if x.is_contiguous():
         return x
@@ -360,24 +370,24 @@ def by_patches(
     wide: Tensor,
     narrow: Tensor,
 ) -> Tensor:
-    """Return [B, *shape], a view; real maps, one group."""
+    """Return the gradients [B, *shape] of real maps and one group, by patches. They are a view."""
     padded = geometry.pad(wide.movedim(1, -1), channels_last=True)
-    channels_end = padded.contiguous()  # one copy at most
-    patches = _unfold(geometry, channels_end, narrow.shape[2:])  # [B, *positions, C, *k]
+    contiguous = padded.contiguous()  # at most one copy
+    patches = _unfold(geometry, contiguous, narrow.shape[2:])  # [B, *positions, C, *k]
     patches = patches.movedim(1 + len(geometry.kernel), -1)  # [B, *positions, *k, C]
     gradients = narrow.flatten(2)  # [B, O, T]
     outputs, positions = gradients.shape[1:]
     inputs = prod(geometry.kernel) * wide.shape[1]
-    most = PATCH_BYTES * device_scale(wide, 2 * GPU_SCALE)
-    per_example = positions * inputs * wide.element_size()
-    few = max(1, min(len(wide), most // per_example))
-    copies = wide.new_empty(few, positions, inputs)
+    max_bytes = PATCH_BYTES * device_scale(wide, 2 * GPU_SCALE)
+    bytes_per_example = positions * inputs * wide.element_size()
+    chunk = max(1, min(len(wide), max_bytes // bytes_per_example))
+    buffer = wide.new_empty(chunk, positions, inputs)
     product = wide.new_empty(len(wide), outputs, inputs)
-    pieces = zip(patches.split(few), gradients.split(few), product.split(few), strict=True)
-    for own_patches, own_gradients, own_product in pieces:
-        copy = copies[: len(own_patches)]
-        copy.view(own_patches.shape).copy_(own_patches)
-        torch.bmm(own_gradients, copy, out=own_product)
+    chunks = zip(patches.split(chunk), gradients.split(chunk), product.split(chunk), strict=True)
+    for chunk_patches, chunk_gradients, chunk_product in chunks:
+        copy = buffer[: len(chunk_patches)]
+        copy.view(chunk_patches.shape).copy_(chunk_patches)
+        torch.bmm(chunk_gradients, copy, out=chunk_product)
     kernels = product.unflatten(2, (*geometry.kernel, -1))  # [B, O, *k, C]
     return kernels.movedim(-1, 2)
 
@@ -387,13 +397,16 @@ def by_columns(
     wide: Tensor,
     narrow: Tensor,
 ) -> Tensor:
-    """Return [B, *shape], a view; also of complex maps, of which x is conjugated already."""
+    """Return the gradients [B, *shape] by columns. They are a view.
+
+    Maps may be complex; x must then be conjugated.
+    """
     positions, _, inputs = geometry.sizes(wide, narrow)
-    per_example = positions * inputs * geometry.groups * wide.element_size()
-    most = COLUMN_BYTES * device_scale(wide, 2 * GPU_SCALE)
-    few = max(1, most // per_example)
-    pieces = zip(wide.split(few), narrow.split(few), strict=True)
-    products = [_multiply_columns(geometry, *maps) for maps in pieces]
+    bytes_per_example = positions * inputs * geometry.groups * wide.element_size()
+    max_bytes = COLUMN_BYTES * device_scale(wide, 2 * GPU_SCALE)
+    chunk = max(1, max_bytes // bytes_per_example)
+    chunks = zip(wide.split(chunk), narrow.split(chunk), strict=True)
+    products = [_multiply_columns(geometry, *maps) for maps in chunks]
     product = products[0] if len(products) == 1 else torch.cat(products)
     kernels = product.unflatten(2, (-1, *geometry.kernel))  # [B, groups, C/groups, *k, O/groups]
     return kernels.movedim(-1, 2).flatten(1, 2)
@@ -404,7 +417,7 @@ def _multiply_columns(
     wide: Tensor,
     narrow: Tensor,
 ) -> Tensor:
-    """Return one product for every group, [b, groups, C·k/groups, O/groups]."""
+    """Return the product of each group, [b, groups, C·k/groups, O/groups]."""
     positions, outputs, inputs = geometry.sizes(wide, narrow)
     columns = _columns(geometry, wide, narrow.shape[2:])  # [b, C·k, T]
     columns = columns.reshape(-1, inputs, positions)
@@ -418,7 +431,7 @@ def ghost_norms(
     wide: Tensor,
     narrow: Tensor,
 ) -> Tensor:
-    """Return ‖gᵢ‖², [B] in float64, by Gram matrices; one group."""
+    """Return ‖gᵢ‖², [B] in float64, by Gram matrices, for one group."""
     columns = _columns(geometry, wide, narrow.shape[2:])
     return gram_norms(narrow.flatten(2).mT, columns.mT)
 
@@ -428,10 +441,10 @@ def _columns(
     wide: Tensor,
     positions: tuple[int, ...],
 ) -> Tensor:
-    """Return what each weight meets at each position: [B, C, *] -> [B, C·k, T]."""
+    """Return the entries that each weight multiplies at each position, [B, C, *] -> [B, C·k, T]."""
     dimensions = len(geometry.kernel)
-    channels_end = geometry.pad(wide).contiguous().movedim(1, -1)
-    patches = _unfold(geometry, channels_end, positions)  # [B, *positions, C, *k]
+    channels_at_end = geometry.pad(wide).contiguous().movedim(1, -1)
+    patches = _unfold(geometry, channels_at_end, positions)  # [B, *positions, C, *k]
     first_dims = tuple(range(1, 1 + dimensions))
     last_dims = tuple(range(-dimensions, 0))
     columns = patches.movedim(first_dims, last_dims)  # [B, C, *k, *positions]
@@ -443,12 +456,12 @@ def _unfold(
     wide: Tensor,
     positions: tuple[int, ...],
 ) -> Tensor:
-    """Return what each position meets: [B, *, C] -> [B, *positions, C, *k], a view."""
-    numbers = zip(geometry.kernel, geometry.stride, geometry.dilation, positions, strict=True)
-    for dim, (size, stride, dilation, number) in enumerate(numbers, 1):
-        extent = (size - 1) * dilation + 1
+    """Return a view of the patch at each position, [B, *, C] -> [B, *positions, C, *k]."""
+    sizes = zip(geometry.kernel, geometry.stride, geometry.dilation, positions, strict=True)
+    for dim, (kernel_size, stride, dilation, count) in enumerate(sizes, 1):
+        extent = (kernel_size - 1) * dilation + 1
         windows = wide.unfold(dim, extent, stride)
-        wide = windows[..., ::dilation].narrow(dim, 0, number)
+        wide = windows[..., ::dilation].narrow(dim, 0, count)
     return wide
 
 
@@ -458,11 +471,15 @@ def standardised_convolution(
     x: Tensor,
     g: Tensor,
 ) -> dict[str, LayerGradient]:
-    """The convolution's rule reads no weight, so it gives the gradient of the standardised one."""
+    """Return the gradients of a convolution with a standardised weight.
+
+    The rule of the plain convolution does not read the weight, so it returns the gradient of the
+    standardised weight. That is then pulled back to the layer's weight.
+    """
     weight: Tensor = layer.weight  # type: ignore[assignment]
-    plain = complex_convolution if weight.is_complex() else torch_convolution
-    gradients = plain(layer, x, g)
-    back, most = pull_back(weight.detach())
+    plain_rule = complex_convolution if weight.is_complex() else torch_convolution
+    gradients = plain_rule(layer, x, g)
+    pull_gradient_back, max_gain = pull_back(weight.detach())
     filter_size = weight[0].numel()
-    gradients["weight"] = transform(gradients["weight"], back, most, filter_size)
+    gradients["weight"] = transform(gradients["weight"], pull_gradient_back, max_gain, filter_size)
     return gradients

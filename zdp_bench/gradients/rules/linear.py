@@ -1,6 +1,7 @@
-"""Linear layers, real and complex: y = x Wᵀ + b on [B, *, n]; gᵢ = Σ_t g_t x_tᴴ, positions t.
+"""Linear layers, real and complex, and embeddings.
 
-And embedding tables: an example's gradient is non-zero only in the rows that it looks up.
+A linear layer computes y = x Wᵀ + b on [B, *, n], so gᵢ = Σ_t g_t x_tᴴ over positions t. The
+gradient of an embedding is nonzero only in the rows that an example looks up.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ def linear(
     x: Tensor,
     g: Tensor,
 ) -> dict[str, LayerGradient]:
-    """[B, n]: norms are free, ‖gᵢ xᵢᴴ‖ = ‖gᵢ‖‖xᵢ‖. [B, *, n]: see `over_positions`."""
+    """Return the gradients of a linear layer.
+
+    For inputs [B, n], norms need no gradients: ‖gᵢ xᵢᴴ‖ = ‖gᵢ‖‖xᵢ‖. For inputs [B, *, n], see
+    `over_positions`.
+    """
     if x.dim() > 2:
         g = g.flatten(1, -2)  # [B, T, out]
         x = x.flatten(1, -2)  # [B, T, in]
@@ -39,8 +44,8 @@ def linear(
 
     norms = squared_norms(g)
 
-    @lru_cache(maxsize=1)  # weight and bias are summed with the same factors
-    def weigh_once(factors: Tensor) -> Tensor:
+    @lru_cache(maxsize=1)  # weight and bias have the same factors
+    def apply_once(factors: Tensor) -> Tensor:
         return apply_factors(g, factors)
 
     def per_sample(start: int, stop: int) -> Tensor:
@@ -50,12 +55,12 @@ def linear(
 
     weight = LayerGradient(
         per_sample,
-        lambda factors: matrix_sum(weigh_once(factors), x),
+        lambda factors: matrix_sum(apply_once(factors), x),
         squared_norms=lambda: norms * squared_norms(x),
     )
     bias = LayerGradient(
         lambda start, stop: g[start:stop],
-        lambda factors: weigh_once(factors).sum(dim=0),
+        lambda factors: apply_once(factors).sum(dim=0),
         squared_norms=lambda: norms,
     )
     return {"weight": weight, "bias": bias}
@@ -67,7 +72,10 @@ def map_linear(
     x: Tensor,
     g: Tensor,
 ) -> dict[str, LayerGradient]:
-    """x [B, *map]: measured and multiplied in the order of its memory."""
+    """Return the gradients of a `MapLinear` for maps x [B, *map].
+
+    Norms and products are computed in the maps' memory order, which avoids copies.
+    """
     gradients = linear(layer, in_memory_order(x), g)
     flat = gradients["weight"]
 
@@ -82,7 +90,7 @@ def map_linear(
 
 
 def over_positions(x: Tensor, g: Tensor) -> LayerGradient:
-    """Σ_t g_t x_tᴴ, [B, O, D], for g [B, T, O] and x [B, T, D]."""
+    """Return the gradients Σ_t g_t x_tᴴ, [B, O, D], for g [B, T, O] and x [B, T, D]."""
     _, positions, outputs = g.shape
     ghost = ghost_is_cheaper(positions, outputs, x.shape[2], g.element_size())
 
@@ -107,7 +115,10 @@ def embedding(
     x: Tensor,
     g: Tensor,
 ) -> dict[str, LayerGradient]:
-    """x [B, *] indices, g [B, *, E]. Norms: sum the output gradients of equal indices, square."""
+    """Return the gradients of an embedding for indices x [B, *] and g [B, *, E].
+
+    Norms are those of the output gradients added up over equal indices.
+    """
     assert isinstance(layer, nn.Embedding)
     if layer.scale_grad_by_freq or layer.sparse or layer.max_norm is not None:
         raise NoRule("an embedding with scale_grad_by_freq, sparse or max_norm")
@@ -131,12 +142,12 @@ def embedding(
 
     def ghost_norms() -> Tensor:
         example = torch.arange(examples, device=x.device).unsqueeze(1)
-        rows = example * table + x  # one number for a pair (example, index)
-        own_rows, row_of = torch.unique(rows, return_inverse=True)
-        sums = g.new_zeros(len(own_rows), width)
-        sums.index_add_(0, row_of.flatten(), g.flatten(0, 1))
+        pairs = example * table + x  # encodes (example, index) as one number
+        unique_pairs, pair_index = torch.unique(pairs, return_inverse=True)
+        sums = g.new_zeros(len(unique_pairs), width)
+        sums.index_add_(0, pair_index.flatten(), g.flatten(0, 1))
         squares = torch.zeros(examples, dtype=torch.float64, device=g.device)
-        return squares.index_add_(0, own_rows // table, squared_norms(sums))
+        return squares.index_add_(0, unique_pairs // table, squared_norms(sums))
 
     def summands() -> Summands:
         mass = (squared_norms(g) * positions).sqrt()  # Σ_t ‖g_t‖ ≤ √T ‖g‖
