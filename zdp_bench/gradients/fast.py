@@ -28,7 +28,7 @@ from zdp_bench.gradients.clipping import (
 from zdp_bench.gradients.layer_gradient import GPU_SCALE, LayerGradient, ParameterGradient
 from zdp_bench.gradients.parts import leaves_of, map_leaves
 from zdp_bench.gradients.program import Program
-from zdp_bench.gradients.program.uses import rows
+from zdp_bench.gradients.program.uses import move_examples_first
 from zdp_bench.gradients.rules import NoRule, Rule, any_layer, rule_of
 from zdp_bench.gradients.shares import Shares, average_shares, select
 from zdp_bench.gradients.tape import Call, Layer, layers_of, run_forward
@@ -212,8 +212,8 @@ def _examples_first(
         return call.input, g
     input_places, output_place = call.places
     places = iter(input_places)
-    x = map_leaves(lambda leaf: rows(leaf, next(places), examples), call.input)
-    return x, rows(g, output_place, examples)
+    x = map_leaves(lambda leaf: move_examples_first(leaf, next(places), examples), call.input)
+    return x, move_examples_first(g, output_place, examples)
 
 
 def _apply_rule(

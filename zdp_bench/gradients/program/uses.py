@@ -1,17 +1,18 @@
 """The per-example gradients of parameters that an operation of a program uses.
 
-A *use* is an operation in which parameters and examples meet: `x * scale`, `conv2d(x, weight)`. Its
-*weights* are the arguments that follow from parameters: a parameter itself, a view of one
-(`weight.T`), or what was computed from some (a normalised weight). The per-example gradients of its
-weights follow from the other arguments and the gradient of its result, in one of these ways:
+A *use* is an operation that combines parameters and examples: `x * scale`, `conv2d(x, weight)`. Its
+*weights* are the arguments that depend on parameters: a parameter itself, a view of one
+(`weight.T`), or a tensor computed from parameters (a normalised weight). The per-example gradients
+of the weights follow from the other arguments and the gradient of the result, in one of these ways:
 
-    as a layer        `conv2d(x, weight)` has the rule of `nn.Conv2d` (`layers`)
-    as it is          a weight that is only copied, or added to the examples, has the result's
-    number by number  autograd differentiates `x * scale` with a copy of `scale` for each example
-    by torch.func     any other operation, example by example
+    as a layer      `conv2d(x, weight)` has the rule of `nn.Conv2d` (`layers`)
+    directly        the gradient of a weight that is copied, or added to the examples, is the
+                    gradient of the result
+    elementwise     autograd differentiates `x * scale` with a copy of `scale` for each example
+    by torch.func   any other operation, mapped over the examples
 
-They are then pulled back from the weight to its parameters. All of them are added up over the uses
-of a parameter, so that it does not matter whether two layers share it.
+The gradients are then pulled back from a weight to its parameters, and added up over the uses of a
+parameter. Two layers may therefore share one.
 """
 
 from __future__ import annotations
@@ -60,43 +61,56 @@ VIEWS_OF_A_PARAMETER = {*VIEWS, *CUTS, *RESHAPES, "alias", "getitem"} - {"unfold
 
 @dataclass(frozen=True)
 class Weight:
-    """An argument that follows from parameters, and from no example."""
+    """An argument that depends on parameters, but not on examples."""
 
     node: Node
-    argument: str  # its name
-    is_view: bool  # it holds each number of one parameter at most once
+    argument: str  # the argument's name
+    is_view: bool  # True if it contains each entry of one parameter at most once
 
 
 @dataclass(frozen=True)
 class Other:
-    """An argument, a tensor, that follows from no parameter, or from examples as well."""
+    """A tensor argument that does not depend on parameters, or depends on examples as well."""
 
     node: Node
-    place: Place | None  # of the examples; None if it holds none
-    rank: int
+    place: Place | None  # where the examples are; None if it contains none
+    rank: int  # number of dimensions
 
 
 @dataclass(frozen=True)
 class Use:
-    """One operation in which parameters and examples meet."""
+    """One operation that combines parameters and examples.
 
-    name: str  # of the module that calls it
-    kind: str  # name of the operation
-    target: Any  # the operation itself
-    arguments: dict[str, Any]  # by name; nodes stand for tensors
+    Attributes:
+        name: name of the module that calls it.
+        kind: name of the operation.
+        target: the operation itself.
+        arguments: arguments by name; nodes stand for tensors.
+        weights: arguments that depend on parameters only.
+        others: all other tensors among the arguments.
+        place: where the examples are in the result.
+        rank: number of dimensions of the result.
+        layer: layer on the meta device whose rule is used for the operation; None if there is none.
+    """
+
+    name: str
+    kind: str
+    target: Any
+    arguments: dict[str, Any]
     weights: list[Weight]
     others: list[Other]
-    place: Place  # of the examples in the result
-    rank: int  # of the result
-    layer: nn.Module | None  # whose rule serves the operation; without memory
+    place: Place
+    rank: int
+    layer: nn.Module | None
 
     def examples_in(
         self,
         others: Sequence[Tensor],
     ) -> tuple[list[Tensor], list[Place]]:
-        """Return those of the `others` that hold examples which gradients depend on.
+        """Return the tensors in `others` that contain examples, and where the examples are.
 
-        The gradient of a weight that is copied or added is the result's, whatever the examples are.
+        The result is empty for a weight that is copied or added, because its gradient does not
+        depend on the examples.
         """
         if self.kind == "add" or self.kind in COPIES:
             return [], []
@@ -108,7 +122,7 @@ class Use:
         return examples, places
 
     def call(self, tensors: dict[Node, Tensor]) -> Tensor:
-        """Return the operation's result, with these tensors in the places of their nodes."""
+        """Run the operation, with tensors in place of their nodes."""
         positional = []
         keywords = {}
         for argument in self.target._schema.arguments:
@@ -128,16 +142,16 @@ def use_of(
     others: list[Node],
     places: Places,
 ) -> Use:
-    """Return an operation as a use of the parameters that `weights` follow from.
+    """Return an operation as a use of parameters.
 
     Args:
         node: the operation.
-        weights: its arguments that follow from parameters.
+        weights: its arguments that depend on parameters only.
         others: all other tensors among its arguments.
-        places: where the examples are in each tensor that holds some.
+        places: where the examples are in each tensor that contains some.
 
     Raises:
-        NoRule: its per-example gradients are beyond this module.
+        NoRule: this module does not support the operation.
     """
     kind = name_of(node)
     target: Any = node.target
@@ -150,13 +164,14 @@ def use_of(
     if sizes and kind not in COPIES:
         raise NoRule(f"{kind} of parameters and the number of examples")
     place = places[node]
-    if place.inner == ALIKE:  # which rows are an example's, later operations say
+    if place.inner == ALIKE:  # only later operations decide which rows belong to an example
         raise NoRule(f"{kind} of a parameter to several rows an example")
 
     def place_of(other: Node) -> Place | None:
-        own: Place | None = places.get(other)
-        is_alike = own is not None and own.inner == ALIKE
-        return Place(own.dim, place.inner) if own is not None and is_alike else own
+        other_place: Place | None = places.get(other)
+        if other_place is not None and other_place.inner == ALIKE:
+            return Place(other_place.dim, place.inner)
+        return other_place
 
     names = [_name_of_argument(arguments, weight) for weight in weights]
     return Use(
@@ -176,14 +191,17 @@ def use_of(
 
 
 def _name_of_argument(arguments: dict[str, Any], node: Node) -> str:
-    """Return the name of the argument that a node is; the node's if it is in a list, or twice."""
+    """Return the name of the argument that a node is.
+
+    For a node in a list, or one that is given twice, return the node's own name.
+    """
     names = [name for name, value in arguments.items() if node in tree_leaves(value)]
     is_argument = len(names) == 1 and arguments[names[0]] is node
     return names[0] if is_argument else str(node)
 
 
 def _is_view(node: Node) -> bool:
-    """True if a weight holds each number of one parameter at most once."""
+    """Return True if a weight contains each entry of one parameter at most once."""
     while node.op != "placeholder":
         if name_of(node) not in VIEWS_OF_A_PARAMETER:
             return False
@@ -191,25 +209,25 @@ def _is_view(node: Node) -> bool:
     return True
 
 
-# ------------------------------------------------------------------------ examples in front
+# ------------------------------------------------------------------------ examples first
 
 
-def rows(tensor: Tensor, place: Place, examples: int) -> Tensor:
-    """Return [B, ...]: the dimension of the examples in front.
+def move_examples_first(tensor: Tensor, place: Place, examples: int) -> Tensor:
+    """Return a tensor with the dimension of the examples first, [B, ...].
 
-    Where there are several numbers of each example in it, they keep a dimension of their own.
+    If this dimension contains several rows of each example, they get a dimension of their own.
     """
     size = tensor.shape[place.dim]
     if size == examples:
         return tensor if place.dim == 0 else tensor.movedim(place.dim, 0)
     outer = size // (examples * place.inner)
-    apart = tensor.unflatten(place.dim, (outer, examples, place.inner))
-    in_front = apart.movedim(place.dim + 1, 0)
-    return in_front.flatten(place.dim + 1, place.dim + 2)
+    split = tensor.unflatten(place.dim, (outer, examples, place.inner))
+    examples_first = split.movedim(place.dim + 1, 0)
+    return examples_first.flatten(place.dim + 1, place.dim + 2)
 
 
 def _as_batches_of_one(rows: Tensor, place: Place, rank: int) -> Tensor:
-    """Return [B, *]: each example with the `rank` that a tensor of a batch has."""
+    """Return [B, *], where each example has `rank` dimensions, as a batch has."""
     if rows.dim() > rank:
         return rows
     return rows.unsqueeze(1 + place.dim)
@@ -220,12 +238,12 @@ def _as_batches_of_one(rows: Tensor, place: Place, rank: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Origin:
-    """A parameter that a weight follows from."""
+    """A parameter that a weight depends on."""
 
-    key: str  # by which the rule returns the parameter's gradient
+    key: str  # key of the parameter's gradient in the rule's result
     parameter: nn.Parameter
     weight: Weight
-    tensor: Tensor  # the weight, as autograd follows it from the parameter
+    tensor: Tensor  # the weight, with autograd's graph back to the parameter
 
 
 def bind(
@@ -233,9 +251,9 @@ def bind(
     weights: Sequence[Tensor],
     others: Sequence[Tensor],
 ) -> tuple[dict[str, nn.Parameter], Rule]:
-    """Return the parameters that one call's weights follow from, and the rule of their gradients.
+    """Return the parameters that the weights of one call depend on, and the rule for the call.
 
-    The rule takes the examples of the call and the gradient of its result, examples in front.
+    The rule takes the examples of the call and the gradient of its result, both [B, ...].
     """
     origins = []
     tensors = {}
@@ -254,9 +272,9 @@ def bind(
         x: Any,
         g: Tensor,
     ) -> Gradients:
-        of_weights = call.differentiate(x, g)
+        gradients = call.differentiate(x, g)
         return {
-            origin.key: _pull_back(of_weights[origin.weight.argument], origin) for origin in origins
+            origin.key: _pull_back(gradients[origin.weight.argument], origin) for origin in origins
         }
 
     return {origin.key: origin.parameter for origin in origins}, rule
@@ -274,7 +292,7 @@ def _origins_of(weight: Weight, tensor: Tensor) -> list[_Origin]:
 
 
 def _parameters_behind(weight: Tensor) -> list[Any]:
-    """Return the parameters that a weight is, or was computed from."""
+    """Return the parameters that a weight was computed from; a parameter itself in a list."""
     if weight.is_leaf:
         return [weight]
     leaves = [node for node in graph_nodes(weight) if hasattr(node, "variable")]
@@ -282,7 +300,7 @@ def _parameters_behind(weight: Tensor) -> list[Any]:
 
 
 def _pull_back(gradient: LayerGradient, origin: _Origin) -> LayerGradient:
-    """Return the gradients of a parameter, from those of a weight that follows from it."""
+    """Return the gradients of a parameter from those of a weight that depends on it."""
     weight, parameter = origin.tensor, origin.parameter
     if weight is parameter:
         return gradient
@@ -290,28 +308,28 @@ def _pull_back(gradient: LayerGradient, origin: _Origin) -> LayerGradient:
     def pull_back(gradients: Tensor) -> Tensor:
         gradients = gradients.to(weight.dtype).resolve_conj()
         with torch.enable_grad():
-            (of_parameter,) = grad(
+            (parameter_gradients,) = grad(
                 weight,
                 parameter,
                 gradients,
                 retain_graph=True,
                 is_grads_batched=gradients.dim() > weight.dim(),
             )
-        return of_parameter.detach()
+        return parameter_gradients.detach()
 
-    if origin.weight.is_view:  # the same numbers at other places
+    if origin.weight.is_view:  # the same entries in another order
         return transform(gradient, pull_back, 1.0, 1)
-    at_once = max(1, FORM_BYTES // parameter.nbytes)
+    examples_at_once = max(1, FORM_BYTES // parameter.nbytes)
 
     def per_sample(start: int, stop: int) -> Tensor:
         return pull_back(gradient.per_sample(start, stop))
 
-    # The sum is that of the gradients which were measured: how far rounding errors of another
-    # sum would be stretched on their way back is not known.
+    # This adds up the gradients that are measured. If the weight's gradients were added up first,
+    # pulling the sum back could enlarge its rounding errors by an unknown factor.
     def weighted_sum(factors: Tensor) -> Tensor:
         sums = []
         start = 0
-        for chunk in factors.split(at_once):
+        for chunk in factors.split(examples_at_once):
             stop = start + len(chunk)
             sums.append(contract(per_sample(start, stop), chunk))
             start = stop
@@ -320,8 +338,8 @@ def _pull_back(gradient: LayerGradient, origin: _Origin) -> LayerGradient:
     def norms() -> Tensor:
         examples = len(summands_of(gradient).mass)
         squares = []
-        for start in range(0, examples, at_once):
-            stop = min(start + at_once, examples)
+        for start in range(0, examples, examples_at_once):
+            stop = min(start + examples_at_once, examples)
             squares.append(squared_norms(per_sample(start, stop)))
         return torch.cat(squares)
 
@@ -333,18 +351,18 @@ class _Call:
     """A use with the tensors of one call, except its examples."""
 
     use: Use
-    trained: list[Weight]  # weights whose gradients are wanted
-    tensors: dict[Node, Tensor]  # all weights, and other arguments that hold no examples
+    trained: list[Weight]  # weights that depend on trainable parameters
+    tensors: dict[Node, Tensor]  # all weights, and other arguments without examples
 
     def differentiate(self, x: Parts, g: Tensor) -> Gradients:
         """Return the gradients of the trained weights.
 
         Args:
-            x: the arguments that hold examples, [B, ...] each.
+            x: the arguments that contain examples, each [B, ...].
             g: the gradient of the result, [B, ...].
 
         Raises:
-            NoRule: they take too much memory, or torch.func cannot take the operation apart.
+            NoRule: they take too much memory, or torch.func does not support the operation.
         """
         use = self.use
         if use.layer is not None:
@@ -363,18 +381,18 @@ class _Call:
             is_scaled = use.weights[0].argument == "other"  # input + alpha · other
             alpha = use.arguments["alpha"] if is_scaled else 1
             gradients = [g if alpha == 1 else g * alpha]
-        elif use.kind in BY_NUMBER and use.kind != "masked_fill":  # which takes one number alone
+        elif use.kind in BY_NUMBER and use.kind != "masked_fill":  # whose value must be a scalar
             gradients = self._differentiate_by_number(x, g)
         else:
             gradients = self._differentiate_by_torch(x, g)
-        of_weights = {}
-        for weight, wide in zip(self.trained, gradients, strict=True):
-            gradient = _add_broadcast(wide, self.tensors[weight.node])
-            of_weights[weight.argument] = LayerGradient.from_gradients(gradient)
-        return of_weights
+        weight_gradients = {}
+        for weight, broadcast in zip(self.trained, gradients, strict=True):
+            gradient = _add_broadcast(broadcast, self.tensors[weight.node])
+            weight_gradients[weight.argument] = LayerGradient.from_gradients(gradient)
+        return weight_gradients
 
     def _differentiate_by_number(self, x: Parts, g: Tensor) -> list[Tensor]:
-        """Differentiate broadcast arithmetic: copies of a weight, one for each number of g."""
+        """Differentiate elementwise arithmetic, with weights expanded to the shape of g."""
         tensors = dict(self.tensors)
         for node, examples in self._examples(x).items():
             _, *shape = examples.shape
@@ -392,7 +410,7 @@ class _Call:
         return list(grad(result, copies, g.to(result.dtype)))
 
     def _differentiate_by_torch(self, x: Parts, g: Tensor) -> list[Tensor]:
-        """Differentiate any operation for one example after another, in one pass of torch.func."""
+        """Differentiate any operation by torch.func, mapped over the examples."""
         nodes = [weight.node for weight in self.trained]
         values = [self.tensors[node] for node in nodes]
 
@@ -400,11 +418,11 @@ class _Call:
             g: Tensor,
             example: dict[Node, Tensor],
         ) -> tuple[Tensor, ...]:
-            def output(*weights: Tensor) -> Tensor:
+            def compute_output(*weights: Tensor) -> Tensor:
                 trained = dict(zip(nodes, weights, strict=True))
                 return self.use.call(self.tensors | example | trained)
 
-            pull_back = vjp(output, *values)[1]
+            pull_back = vjp(compute_output, *values)[1]
             gradients: tuple[Tensor, ...] = pull_back(g)
             return gradients
 
@@ -418,7 +436,7 @@ class _Call:
             ) from None
 
     def _examples(self, x: Parts) -> dict[Node, Tensor]:
-        """Return [B, *] for each argument that holds examples, one with its batch's rank."""
+        """Return each argument that contains examples, [B, *], as batches of one example."""
         arguments = [other for other in self.use.others if other.place is not None]
         examples = {}
         for argument, tensor in zip(arguments, x.leaves, strict=True):
@@ -433,9 +451,9 @@ def _differentiate_layer(
     examples: list[Tensor],
     g: Tensor,
 ) -> Gradients:
-    """Return the gradients by the rule of the layer that the operation is."""
+    """Return the gradients by the rule of the layer that an operation corresponds to."""
     rule = rule_of(layer)
-    assert rule is not None  # `layer_of` makes no other
+    assert rule is not None  # `layer_of` returns layers with a rule only
     (x,) = examples
     if use.kind in LAYER_PRODUCTS:
         transposed = rule(layer, x, g)["weight"]
@@ -446,29 +464,33 @@ def _differentiate_layer(
         return rule(layer, x, g)
     maps = g.shape[1]
     x, g = x.flatten(0, 1), g.flatten(0, 1)
-    return {name: _add_maps(of_maps, maps) for name, of_maps in rule(layer, x, g).items()}
+    return {name: _add_maps(gradient, maps) for name, gradient in rule(layer, x, g).items()}
 
 
 def _add_maps(gradient: LayerGradient, maps: int) -> LayerGradient:
-    """Return the gradients of examples, from those of the `maps` that each has."""
+    """Return the gradients of examples from those of their maps, `maps` per example."""
 
     def per_sample(start: int, stop: int) -> Tensor:
-        of_maps = gradient.per_sample(start * maps, stop * maps)
-        return of_maps.unflatten(0, (-1, maps)).sum(dim=1)
+        map_gradients = gradient.per_sample(start * maps, stop * maps)
+        return map_gradients.unflatten(0, (-1, maps)).sum(dim=1)
 
     def weighted_sum(factors: Tensor) -> Tensor:
         return gradient.weighted_sum(factors.repeat_interleave(maps))
 
     def summands() -> Summands:
-        mass, number = summands_of(gradient)
+        mass, count = summands_of(gradient)
         mass_of_maps = mass.unflatten(0, (-1, maps))
-        return Summands(mass_of_maps.sum(dim=1), number * maps)
+        return Summands(mass_of_maps.sum(dim=1), count * maps)
 
     return LayerGradient(per_sample, weighted_sum, summands=summands)
 
 
 def _add_broadcast(gradients: Tensor, weight: Tensor) -> Tensor:
-    """Add up [B, *] over the dimensions that a weight was broadcast along: [B, *shape]."""
+    """Add up gradients [B, *] over the dimensions along which a weight was broadcast.
+
+    Returns:
+        Gradients of the weight, [B, *shape].
+    """
     if gradients.is_complex() and not weight.is_complex():
         gradients = gradients.real
     examples = len(gradients)
@@ -478,13 +500,17 @@ def _add_broadcast(gradients: Tensor, weight: Tensor) -> Tensor:
 
 
 def _add_copies(gradients: Tensor, weight: Tensor) -> Tensor:
-    """Add up the gradients [B, *] of copies that lie behind each other: [B, *shape]."""
+    """Add up the gradients [B, *] of a repeated weight's copies.
+
+    Returns:
+        Gradients of the weight, [B, *shape].
+    """
     shape = gradients.shape[1:]
     missing = len(shape) - weight.dim()
     sizes = [1] * missing + list(weight.shape)
     copies_and_sizes: list[int] = []
     for whole, size in zip(shape, sizes, strict=True):
         copies_and_sizes += [whole // size, size]
-    apart = gradients.reshape(len(gradients), *copies_and_sizes)
-    dims_of_copies = list(range(1, apart.dim(), 2))
-    return apart.sum(dim=dims_of_copies)
+    split = gradients.reshape(len(gradients), *copies_and_sizes)
+    dims_of_copies = list(range(1, split.dim(), 2))
+    return split.sum(dim=dims_of_copies)
