@@ -1,4 +1,4 @@
-"""The graph that autograd has recorded behind a tensor."""
+"""The graph that autograd has recorded for a tensor."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 def graph_nodes(tensor: Tensor) -> Iterator[Any]:
-    """Yield each of autograd's nodes that a tensor was computed by, once."""
+    """Yield each node of autograd's graph that leads to a tensor, once."""
     seen = set()
-    waiting: list[Any] = [tensor.grad_fn]
-    while waiting:
-        node = waiting.pop()
+    pending: list[Any] = [tensor.grad_fn]
+    while pending:
+        node = pending.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         yield node
-        waiting += [earlier for earlier, _ in node.next_functions]
+        pending += [input_node for input_node, _ in node.next_functions]

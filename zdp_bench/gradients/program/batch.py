@@ -1,10 +1,10 @@
-"""Where the examples are in every tensor of a recorded program, or why they cannot be told apart.
+"""Where the examples are in each tensor of a recorded program, or why they cannot be told apart.
 
-`check` walks the operations once. Each tensor that holds examples has a `Place`: of x [B, 4, 6],
-`x.transpose(0, 1)` has them in dimension 1, and `x.reshape(-1, 6)` has 4 rows of each behind each
-other in dimension 0. For every operation that is known, a rule (`rules`) states where the examples
-of its result are. An operation that is not known, or whose call lets two examples meet, raises
-`Alone`. Nothing is run, and no value is looked at.
+`check` visits each operation once. Each tensor that contains examples has a `Place`. For x
+[B, 4, 6], `x.transpose(0, 1)` has the examples in dimension 1, and `x.reshape(-1, 6)` has 4
+consecutive rows of each in dimension 0. For each known operation, a rule (`rules`) determines where
+the examples in its result are. An operation that is not known, or whose call combines two examples,
+raises `Alone`. Nothing is run, and no values are read.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def check(graph: Graph, inputs: set[Node]) -> Places:
     """Return where the examples are in each tensor of a program.
 
     Args:
-        inputs: the placeholders that hold the examples, first dimension first.
+        graph: the program.
+        inputs: the placeholders that contain the examples, in dimension 0.
 
-    Formal guarantee: in every operation, the numbers of one example in the results follow from its
-    own numbers in the arguments and from what holds no examples, whatever the values are and
-    however many examples there are.
+    Formal guarantee: in each operation, one example's entries in the results depend only on its
+    entries in the arguments and on arguments without examples, for any values and any batch size.
 
     Raises:
-        Alone: an operation is not known to do so.
+        Alone: an operation is not known to have this property.
     """
     places: Places = dict.fromkeys(inputs, Place(0, 1))
     numbering: set[Node] = set()
@@ -68,7 +68,7 @@ def _find_place(
     places: Places,
     numbering: set[Node],
 ) -> Any:
-    """Return where the examples are after one operation; None if it holds none."""
+    """Return where the examples are in the result of an operation; None if it contains none."""
     if name_of(node) == "getitem":
         return _find_place_of_item(node, places)
     if not hasattr(node.target, "_schema"):  # arithmetic of sizes
@@ -126,9 +126,9 @@ def _find_place_of_item(node: Node, places: Places) -> Any:
 
 
 def _holds_none(call: Call) -> bool:
-    """True for a call that neither takes nor makes a tensor of examples."""
-    reads_numbers = call.kind not in CONSTANTS  # `x.new_zeros(4)` takes the type of `x` only
-    takes_examples = bool(call.examples) and reads_numbers
+    """Return True for a call that neither reads nor returns examples."""
+    reads_values = call.kind not in CONSTANTS  # `x.new_zeros(4)` only takes the type of x
+    takes_examples = bool(call.examples) and reads_values
     if takes_examples or any(map(symbolic_dims, call.results)):
         return False
     has_sizes = any(map(is_size, tree_leaves((call.node.args, call.node.kwargs))))
@@ -137,7 +137,7 @@ def _holds_none(call: Call) -> bool:
 
 
 def _follow_numbering(call: Call) -> None:
-    """Note what numbers the examples; reject what does more with it than to index."""
+    """Record tensors that number the examples, and reject any use of one except for indexing."""
     if call.kind == "arange":
         call.numbering.add(call.node)
     elif call.kind != "index" and not call.numbering.isdisjoint(call.examples):

@@ -1,4 +1,4 @@
-"""Copies of a model, in which a check or a single example can do no harm."""
+"""Copies of a model, on which a check or a single example runs without changing the original."""
 
 from __future__ import annotations
 
@@ -12,18 +12,23 @@ def copy_apart(
     model: nn.Module,
     shared: tuple[Any, ...] = (),
 ) -> nn.Module:
-    """Return a deep copy of a model. `shared` objects, and what cannot be copied, are the same.
+    """Return a deep copy of a model.
 
-    What cannot be copied is a lock or an open file, say; functions are shared too.
+    Functions, and attributes that cannot be copied, such as a lock or an open file, are shared with
+    the original.
+
+    Args:
+        model: the model.
+        shared: other objects that are shared with the original instead of copied.
     """
-    memo: dict[int, Any] = {id(thing): thing for thing in shared}
+    memo: dict[int, Any] = {id(shared_object): shared_object for shared_object in shared}
     attributes = [value for module in model.modules() for value in vars(module).values()]
     for value in attributes:
         if isinstance(value, Tensor) and not value.is_leaf:  # which `deepcopy` refuses
             memo[id(value)] = value.detach().clone()
     try:
         return copy.deepcopy(model, dict(memo))
-    except Exception:  # whatever a class of the user's raises: share each attribute that does
+    except Exception:  # a user's class may raise anything; share each attribute that raises
         modules = {id(module): module for module in model.modules()}
         for value in attributes:
             try:

@@ -1,12 +1,12 @@
-"""One flat graph of what torch has exported, without what means nothing for any number of examples.
+"""Convert an exported module to one flat graph that is valid for any number of examples.
 
-- Parts that run without gradients (`torch.no_grad()`) are graphs of their own: they are put in
-  line, and what they compute is detached.
-- Checks of sizes are left out.
-- Memory that nothing has written is zero: no example may find what another left there.
-- `squeeze()` names its dimensions: of one example, it would also squeeze the batch out.
-- `x.mul_(y)` becomes `x.mul(y)` where no other name of the memory of x can tell the two apart, so
-  that a parameter y can have per-example gradients.
+- Parts that run without gradients (`torch.no_grad()`) are separate graphs in an export. They are
+  inlined, and their results are detached.
+- Checks of sizes are removed.
+- Uninitialised memory is replaced by zeros, so that no example can read what another left there.
+- `squeeze()` gets explicit dimensions. For one example, it would also remove the batch dimension.
+- `x.mul_(y)` becomes `x.mul(y)` if no other view of x's memory exists that could tell the two
+  apart, so that a parameter y can have per-example gradients.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ ZEROS = {
     aten.empty_like.default: aten.zeros_like.default,
 }
 
-Copies = dict[Node, Any]  # copies of nodes; of a part in line, the list of its results
+Copies = dict[Node, Any]  # a node's copy; for an inlined part, the list of its results
 
 
 def flatten(module: GraphModule) -> Graph:
-    """Return a copy of a graph, all of it in line.
+    """Return a copy of a module's graph with all parts inlined.
 
-    `meta["frozen"]` is true for nodes that ran without gradients.
+    `meta["frozen"]` is True for nodes that run without gradients.
 
     Raises:
         Alone: the model does not return one tensor.
@@ -72,8 +72,8 @@ def _copy_nodes(
             copies[node] = _copy_part(module, node, graph, copies, frozen)
             continue
         if name == "getitem" and isinstance(copies.get(node.args[0]), list):
-            results, number = copies[node.args[0]], node.args[1]
-            copies[node] = results[number]
+            results, index = copies[node.args[0]], node.args[1]
+            copies[node] = results[index]
             continue
         copy = graph.node_copy(node, lambda old: copies[old])
         copy.meta["frozen"] = frozen
@@ -92,7 +92,7 @@ def _copy_part(
     copies: Copies,
     frozen: bool,
 ) -> list[Any]:
-    """Put a graph that runs with or without gradients in line; return copies of its results."""
+    """Inline a part that runs with or without gradients, and return copies of its results."""
     with_gradients, inner, *arguments = node.args
     part: Any = module.get_submodule(str(inner.target))  # type: ignore[union-attr]
     placeholders = [node for node in part.graph.nodes if node.op == "placeholder"]
@@ -116,7 +116,7 @@ def _detach(graph: Graph, node: Any) -> Any:
 
 
 def _make_safe(node: Node) -> None:
-    """Have memory that nothing has written be zero, and a squeeze name its dimensions."""
+    """Replace uninitialised memory by zeros, and give a squeeze explicit dimensions."""
     if node.op != "call_function":
         return
     if node.target in ZEROS:
@@ -130,12 +130,12 @@ def _make_safe(node: Node) -> None:
 
 
 def _out_of_place(node: Node) -> Any:
-    """Return the operation that makes a new tensor of what this one writes over.
+    """Return the out-of-place variant of an in-place operation.
 
-    None if it writes nothing, or combines nothing with it; or if another name of the same memory
-    could tell the two operations apart.
+    None if the operation is not in-place, does not combine the tensor with another one, or if
+    another view of the same memory could tell the two variants apart.
     """
-    if not is_mutable(node) or name_of(node) == "copy_":  # of `copy`, autograd has no derivative
+    if not is_mutable(node) or name_of(node) == "copy_":  # autograd has no derivative of `copy`
         return None
     target: Any = node.target
     written, *others = node.args
@@ -150,7 +150,7 @@ def _out_of_place(node: Node) -> Any:
 
 
 def _shares_memory(node: Node) -> bool:
-    """True if an operation's result is another name of its argument's memory."""
+    """Return True if an operation's result is a view of its argument."""
     if not hasattr(node.target, "_schema"):
         return node.op != "output"
     schema: Any = node.target._schema

@@ -1,9 +1,9 @@
 """The graphs that run: a recorded forward function, with or without a tape.
 
     plain   computes the output
-    taped   computes the output, and enters on a tape every operation that uses parameters
+    taped   computes the output, and records each use of parameters on a tape
 
-In both, the layers of this package are called as modules, and recurrent operations are torch's.
+In both, layers of this package are called as modules, and recurrent operations are run by torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from zdp_bench.gradients.program.uses import Use, use_of
 
 
 def plain_graph(recorded: Recorded) -> GraphModule:
-    """Return (*sources, *leaves) -> output."""
+    """Return the graph (*sources, *leaves) -> output."""
     graph, _ = _copy(recorded.graph)
     _call_leaves(graph, _call_leaf)
     return GraphModule(nn.Module(), graph)
@@ -41,28 +41,29 @@ def taped_graph(
     recorded: Recorded,
     places: Places,
 ) -> tuple[GraphModule, list[Use]]:
-    """Return (tape, *sources, *leaves) -> output, and the uses of parameters that it enters.
+    """Return the graph (tape, *sources, *leaves) -> output, and the uses that it records.
 
-    What those operations are given of parameters is detached: autograd records nothing of it.
+    The arguments of a use that depend on parameters are detached, so that autograd does not record
+    them.
 
     Raises:
-        NoRule: a use of parameters has no per-example gradients (`uses`).
+        NoRule: `uses` does not support a use of parameters.
     """
     graph, copies = _copy(recorded.graph)
     with graph.inserting_before(next(iter(graph.nodes))):
         tape = graph.placeholder("tape")
-    of_parameters = _follow_parameters(recorded, places)
+    parameter_nodes = _follow_parameters(recorded, places)
     uses: list[Use] = []
     for node in recorded.graph.nodes:
         operands = _operands_of_use(node, places)
-        weights = [operand for operand in operands if operand in of_parameters]
+        weights = [operand for operand in operands if operand in parameter_nodes]
         if not weights:
             continue
         copy = copies[node]
         if is_recurrent(node):
             sequences = node.args[0]
-            own = name_of(node), module_of(node), places[sequences].inner
-            copy.args = (tape, *own, *copy.args)
+            description = name_of(node), module_of(node), places[sequences].inner
+            copy.args = (tape, *description, *copy.args)
             copy.kwargs = {}
             copy.target = _enter_recurrent
             continue
@@ -73,11 +74,11 @@ def taped_graph(
         if not weights:
             continue
         tensors = [operand for operand in operands if is_tensor(operand)]
-        others = [tensor for tensor in tensors if tensor not in of_parameters]
+        others = [tensor for tensor in tensors if tensor not in parameter_nodes]
         with graph.inserting_after(copy):
-            entered = graph.call_function(_enter_use)
-        copy.replace_all_uses_with(entered)
-        entered.args = (
+            output = graph.call_function(_enter_use)
+        copy.replace_all_uses_with(output)  # before it gets its arguments, of which copy is one
+        output.args = (
             tape,
             len(uses),
             copy,
@@ -90,7 +91,7 @@ def taped_graph(
 
 
 def leaf_names(graph: Graph) -> list[str]:
-    """Return the names of the modules that a recording kept whole."""
+    """Return the names of the modules that were recorded whole."""
     names = [_leaf_name(node) for node in graph.nodes if _is_leaf(node)]
     return list(dict.fromkeys(names))
 
@@ -117,9 +118,9 @@ def _call_leaves(
     call: Callable[..., Any],
     *first: Node,
 ) -> None:
-    """Have leaves run by `call(*first, module, x)`, and recurrent operations by torch.
+    """Make leaves run as `call(*first, module, x)`, and recurrent operations by torch.
 
-    The leaves' modules become the last placeholders.
+    The modules of the leaves become the last placeholders.
     """
     modules: dict[str, Node] = {}
     nodes = list(graph.nodes)
@@ -139,22 +140,22 @@ def _call_leaves(
 
 
 def _follow_parameters(recorded: Recorded, places: Places) -> set[Node]:
-    """Return the nodes that follow from parameters and hold no example."""
-    following: set[Node] = set()
+    """Return the nodes that depend on parameters and contain no examples."""
+    parameter_nodes: set[Node] = set()
     for node in recorded.graph.nodes:
         if node.op == "placeholder":
             if recorded.sources[node.name].kind == "parameter":
-                following.add(node)
-        elif node not in places and not following.isdisjoint(node.all_input_nodes):
-            following.add(node)
-    return following
+                parameter_nodes.add(node)
+        elif node not in places and not parameter_nodes.isdisjoint(node.all_input_nodes):
+            parameter_nodes.add(node)
+    return parameter_nodes
 
 
 def _operands_of_use(node: Node, places: Places) -> list[Node]:
-    """Return an operation's arguments; none of one in which parameters cannot meet examples.
+    """Return the arguments of an operation that may be a use of parameters; otherwise none.
 
-    A leaf enters itself, an item of several results is no operation, and what ran without
-    gradients has none.
+    Three kinds of nodes are no uses: a leaf, whose layers record themselves; an item of several
+    results, which is no operation; and an operation that ran without gradients.
     """
     if node.op != "call_function" or node not in places or node.meta.get("frozen"):
         return []
@@ -164,7 +165,7 @@ def _operands_of_use(node: Node, places: Places) -> list[Node]:
 
 
 def _read_by(node: Node) -> set[Node]:
-    """Return the arguments whose numbers a differentiable operation reads."""
+    """Return the arguments whose values an operation reads; none if it is not differentiable."""
     result = node.meta.get("val")
     if isinstance(result, Tensor) and not _has_gradients(result):
         return set()
@@ -181,13 +182,13 @@ def _has_gradients(tensor: Tensor) -> bool:
 
 
 def _detach(graph: Graph, node: Node, argument: Node) -> None:
-    """Have an operation read an argument that autograd does not follow."""
+    """Detach an argument of an operation from autograd's graph."""
     with graph.inserting_before(node):
         detached = graph.call_function(torch.ops.aten.detach.default, (argument,))
     node.replace_input_with(argument, detached)
 
 
-# What the graphs call.
+# ------------------------------------------------------------------------ called by the graphs
 
 
 def _call_leaf(module: nn.Module, x: Tensor) -> Tensor:
@@ -206,13 +207,13 @@ def _enter_leaf(
 
 def _enter_use(
     tape: Any,
-    number: int,
+    index: int,
     output: Tensor,
     weights: Any,
     others: Any,
 ) -> Tensor:
-    entered: Tensor = tape.enter_use(number, output, weights, others)
-    return entered
+    taped_output: Tensor = tape.enter_use(index, output, weights, others)
+    return taped_output
 
 
 def _enter_recurrent(

@@ -1,7 +1,7 @@
-"""Operations of a program as layers, whose rules then give the gradients of their weights.
+"""Operations of a program as layers, whose rules then compute the gradients of their weights.
 
-`conv2d(x, weight, bias, stride=2)` does what `nn.Conv2d(…, stride=2)` does. So there is one answer
-to what a layer's per-example gradient is, whether a model calls the layer or the function.
+`conv2d(x, weight, bias, stride=2)` is equivalent to `nn.Conv2d(…, stride=2)`. The same rule is
+therefore used whether a model calls the layer or the function.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Arguments = dict[str, Any]  # of an operation, by name; a node stands for a tensor
+Arguments = dict[str, Any]  # an operation's arguments by name; nodes stand for tensors
 
 CONVOLUTIONS: dict[str, Any] = {
     "conv1d": nn.Conv1d,
@@ -23,9 +23,9 @@ CONVOLUTIONS: dict[str, Any] = {
     "conv_transpose3d": nn.ConvTranspose3d,
 }
 LAYER_PRODUCTS = ("matmul", "mm")  # x @ weight, where `nn.Linear` computes x @ weight.T
-# Layers of maps [B, C, *]. An example of several maps has the sum of their gradients.
+# Layers that take maps [B, C, *]. If an example has several maps, their gradients are added up.
 OF_MAPS = (*CONVOLUTIONS, "group_norm", "instance_norm", "prelu")
-# The arguments that are parameters of these layers.
+# Arguments that may be parameters of these layers.
 WEIGHTS = {"weight", "bias", "other", "mat2"}
 
 
@@ -34,15 +34,15 @@ def layer_of(
     arguments: Arguments,
     weights: list[str],
 ) -> nn.Module | None:
-    """Return the layer that does what an operation does, without memory for its parameters.
+    """Return the layer that is equivalent to an operation, on the meta device.
 
     Args:
         kind: the operation's name.
         arguments: all of its arguments.
-        weights: names of the arguments that follow from parameters.
+        weights: names of the arguments that depend on parameters.
 
     Returns:
-        None if the operation is no layer that has a rule.
+        The layer, or None if no layer with a rule is equivalent.
     """
     if not WEIGHTS.issuperset(weights):
         return None
@@ -54,7 +54,7 @@ def layer_of(
 
 
 def _value(arguments: Arguments, name: str = "weight") -> Tensor:
-    """Return an argument with its shape and type, but no numbers."""
+    """Return an argument as a fake tensor, which has a shape and type but no values."""
     tensor: Tensor = arguments[name].meta["val"]
     return tensor
 
@@ -101,7 +101,7 @@ def _make_convolution(kind: str, arguments: Arguments) -> nn.Module:
 
 
 def _read_option(value: Any) -> Any:
-    """Return one number for all dimensions, which torch also writes as a list of one."""
+    """Return an option's value; torch may give one value for all dimensions as a list of one."""
     if isinstance(value, list | tuple) and len(value) == 1:
         return value[0]
     return value
