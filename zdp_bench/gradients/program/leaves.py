@@ -1,7 +1,7 @@
-"""Layers of this package in a foreign model, which are recorded whole, as one operation each.
+"""Layers of this package in a third-party model, each of which is recorded as one operation.
 
-torch cannot record all of their arithmetic for any number of examples. Their own tests hold that
-they keep examples apart.
+torch cannot record all of their arithmetic for any batch size. Tests verify that they keep examples
+apart.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _leaf(
 
 @contextmanager
 def whole_leaves(model: nn.Module, inputs: Tensor) -> Iterator[None]:
-    """Have the outermost layers of this package recorded as one operation for each call."""
+    """Record each call of an outermost layer of this package as one operation."""
     leaves: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         is_inside = any(name.startswith(f"{outer}.") for outer in leaves)
@@ -52,22 +52,22 @@ def _outputs_of(
     inputs: Tensor,
     leaves: dict[str, nn.Module],
 ) -> dict[str, list[Any]]:
-    """Return what each call of the leaves returns, in order."""
+    """Return the outputs of each leaf, in the order of its calls."""
     outputs: dict[str, list[Any]] = {name: [] for name in leaves}
     if not leaves:
         return outputs
     handles = []
     for name, module in leaves.items():
 
-        def note(
+        def save_output(
             _: Any,
             __: Any,
             output: Any,
-            own: list[Any] = outputs[name],
+            leaf_outputs: list[Any] = outputs[name],
         ) -> None:
-            own.append(output)
+            leaf_outputs.append(output)
 
-        handles.append(module.register_forward_hook(note))
+        handles.append(module.register_forward_hook(save_output))
     try:
         with torch.no_grad():
             model(inputs)
@@ -82,7 +82,7 @@ def _stand_in(
     forward: Any,
     outputs: list[Any],
 ) -> Any:
-    """Return a forward function whose calls are the operation `leaf`, with outputs like these."""
+    """Return a forward function that calls the operation `leaf`, with the shapes of `outputs`."""
     calls = iter(outputs)
 
     def stand_in(*args: Any, **kwargs: Any) -> Any:

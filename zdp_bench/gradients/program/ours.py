@@ -1,4 +1,4 @@
-"""What is this package's own in a model, and what the user added: hooks, forward and backward."""
+"""Which modules are this package's own, and which hooks and functions a user has added."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", *BACKWARD_HOOKS)
 
 
 def is_ours(module: nn.Module) -> bool:
-    """True if a module is of this package, and all within it of this package or torch's.
+    """Return True for an unmodified module of this package.
 
-    None of them may have a hook, or a forward function in place of its class's.
+    All modules in it must be of this package or torch. None of them may have a hook, or a forward
+    function that replaces that of its class.
     """
     is_of_package = type(module).__module__.startswith("zdp_bench.")
     return is_of_package and all(map(_is_unchanged, module.modules()))
 
 
 def _is_unchanged(module: nn.Module) -> bool:
-    held = vars(module)
+    attributes = vars(module)
     package = type(module).__module__.partition(".")[0]
     if package not in ("zdp_bench", "torch"):
         return False
-    if "forward" in held and not _is_of_package(held["forward"]):
+    if "forward" in attributes and not _is_of_package(attributes["forward"]):
         return False
-    return not any(foreign_hooks(held[kind]) for kind in HOOKS)
+    return not any(foreign_hooks(attributes[kind]) for kind in HOOKS)
 
 
 def foreign_hooks(hooks: dict[Any, Any]) -> list[Any]:
-    """Return the hooks of a module that are none of this package's."""
+    """Return the hooks that are not this package's own."""
     foreign = []
     for hook in hooks.values():
-        function = getattr(hook, "func", hook)  # of a partial
+        function = getattr(hook, "func", hook)  # unwraps a `functools.partial`
         if not _is_of_package(function):
             foreign.append(hook)
     return foreign
@@ -48,10 +49,10 @@ def _is_of_package(function: Any) -> bool:
 
 
 def require_no_backward_hooks(model: nn.Module) -> None:
-    """Reject hooks on gradients, which a recording would leave out.
+    """Reject backward hooks, which a recording would not contain.
 
     Raises:
-        Alone: names the layer that has one.
+        Alone: a layer has such a hook.
     """
     for name, module in model.named_modules():
         if any(foreign_hooks(vars(module)[kind]) for kind in BACKWARD_HOOKS):
@@ -59,10 +60,10 @@ def require_no_backward_hooks(model: nn.Module) -> None:
 
 
 def require_torch_backward(output: Tensor) -> None:
-    """Reject an output that was computed by an `autograd.Function` of the user's.
+    """Reject an output that was computed by a user's `autograd.Function`.
 
     Raises:
-        Alone: names it.
+        Alone: it was; the error contains the name of the function.
     """
     for node in graph_nodes(output):
         if not isinstance(node, BackwardCFunction):

@@ -1,10 +1,10 @@
-"""Where the examples are in the results of an operation, by its kind.
+"""Where the examples are in the results of an operation, for each kind of operation.
 
 A rule takes a `Call` and returns the `Place` of the examples in its result, or a tuple of places
-for several results. Most rules state what must not happen to the dimension of the examples and
-leave the rest to `by_sizes`, which reads from the sizes of a result where its examples are: the
-number of examples is a symbol. A result that examples were added up in has no such dimension, one
-that pairs them has two.
+for several results. Most rules reject operations on the dimension of the examples and leave the
+rest to `by_sizes`, which finds the examples by the sizes of a result, because the batch size is a
+symbol. A result in which examples were added up has no dimension of this size, and one that pairs
+examples has two.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from zdp_bench.gradients.program.calls import (
 
 Rule = Callable[[Call], Any]
 
-# Operations along the last dimension, if none is given.
+# Operations whose default is the last dimension.
 ALONG_LAST = {"sort", "argsort", "topk", "glu", "linalg_cross"}
 ACROSS = "works along the dimension of the examples"
 NOT_FIRST = "does not have the examples in its first dimension"
@@ -48,10 +48,10 @@ EXCHANGED = "moves numbers between examples"
 
 
 def by_sizes(call: Call) -> Any:
-    """Return where the dimension of the examples is in each result, which all keep it whole.
+    """Return where the dimension of the examples is in each result, which must keep it whole.
 
-    It suffices for operations that work number by number, take a product or a sum over dimensions,
-    or a view: none of them can exchange examples without a trace in the sizes of its result.
+    This is sufficient for elementwise operations, products, reductions and views, because none of
+    them can exchange examples without a change in the sizes of its result.
     """
     inner = call.inner
     factors = {call.factor(node) for node in call.examples}
@@ -68,7 +68,7 @@ def by_sizes(call: Call) -> Any:
 
 
 def along(call: Call) -> Any:
-    """It mixes or moves the numbers along dimensions, which stay."""
+    """Rule of operations that mix or move entries along dimensions whose sizes do not change."""
     rank = call.results[0].dim()
     dims = _dims_of(call, rank)
     call.require(dims is not None and dims != [], "mixes all dimensions")
@@ -93,7 +93,7 @@ def _dims_of(call: Call, rank: int) -> Any:
 
 
 def in_last(count: int) -> Rule:
-    """It works on the last dimensions of its first argument."""
+    """Return the rule of operations on the last `count` dimensions of the first argument."""
 
     def rule(call: Call) -> Any:
         node = call.first
@@ -104,7 +104,11 @@ def in_last(count: int) -> Rule:
 
 
 def in_rows(*ranks: int) -> Rule:
-    """It takes the rows of dimension 0 apart, if its first argument has one of these ranks."""
+    """Return the rule of operations that process each row of dimension 0 separately.
+
+    Args:
+        ranks: numbers of dimensions of the first argument for which this holds. Default: any.
+    """
 
     def rule(call: Call) -> Any:
         node = call.first
@@ -116,32 +120,32 @@ def in_rows(*ranks: int) -> Rule:
 
 
 def all_in_rows(call: Call) -> Any:
-    """As `in_rows`, of several arguments."""
+    """Rule of operations that process each row of dimension 0 of several arguments separately."""
     for node in call.examples:
         call.require(call.dim(node) == 0, NOT_FIRST)
     return by_sizes(call)
 
 
 def normalised(call: Call) -> Any:
-    """It normalises over the last dimensions."""
+    """Rule of normalisations over the last dimensions."""
     shape = call.get("normalized_shape")
     return in_last(len(shape))(call)
 
 
 def padded(call: Call) -> Any:
-    """It adds numbers at both ends of the last dimensions."""
+    """Rule of padding, which changes the last dimensions."""
     widths = call.get("pad")
     return in_last(len(widths) // 2)(call)
 
 
 def batch_norm(call: Call) -> Any:
-    """It normalises by given statistics."""
+    """Rule of batch norm, which keeps examples apart if it uses given statistics."""
     call.require(call.get("training") is False, "takes its statistics from all examples")
     return in_rows()(call)
 
 
 def instance_norm(call: Call) -> Any:
-    """Each row of each channel is normalised by itself."""
+    """Rule of instance norm, which normalises each channel of each row separately."""
     call.require(call.get("use_input_stats") is True, "uses running statistics")
     call.require(call.get("running_mean") is None, "keeps statistics of the examples")
     call.require(call.dim(call.first) < 2, "normalises over the examples")
@@ -149,7 +153,7 @@ def instance_norm(call: Call) -> Any:
 
 
 def squeezed(call: Call) -> Any:
-    """Of one example, its dimension would be squeezed out too."""
+    """Rule of squeeze: for a batch of one example, it would remove the batch dimension too."""
     node = call.first
     dims = count_dims(call.get("dim"), rank_of(node))
     call.require(call.dim(node) not in dims, "squeezes out a single example")
@@ -157,14 +161,18 @@ def squeezed(call: Call) -> Any:
 
 
 def matrices(call: Call) -> Any:
-    """It works on the last two dimensions of each argument."""
+    """Rule of operations on the last two dimensions of each argument."""
     for node in call.examples:
         call.require(call.dim(node) < rank_of(node) - 2, ACROSS)
     return by_sizes(call)
 
 
 def recurrent(call: Call) -> Any:
-    """Its input has the examples first or second, its states second, and lengths are their own."""
+    """Rule of recurrent operations.
+
+    The sequences have the examples in dimension 0 or 1 (see `batch_first`), and the states in
+    dimension 1. Lengths must be those of the examples.
+    """
     sequences = call.get("input")
     lengths = call.get("lengths")
     states = tree_leaves(call.get("hx"))
@@ -184,7 +192,7 @@ def recurrent(call: Call) -> Any:
 
 
 def einsum(call: Call) -> Any:
-    """The examples have one letter, in each term that holds them and in the result."""
+    """Rule of einsum: one letter stands for the examples in each term, and in the result."""
     nodes = call.get("tensors")
     ranks = [rank_of(node) for node in nodes]
     terms, result = _spell_out(call.get("equation"), ranks)
@@ -215,13 +223,13 @@ def _spell_out(
         dots = "..." if "..." in left else ""
         result = dots + "".join(sorted(single))
     terms = left.split(",")
-    widths = []  # of the dots in each term
+    widths = []  # number of dimensions that the dots in each term stand for
     for term, rank in zip(terms, ranks, strict=True):
         letters = term.replace("...", "")
         widths.append(rank - len(letters) if "..." in term else 0)
-    foreign = filter(str.isalpha, map(chr, range(0x100, 0x200)))  # that no equation has
+    unused_letters = filter(str.isalpha, map(chr, range(0x100, 0x200)))  # not valid in an equation
     widest = max(widths)
-    dot_letters = "".join(foreign)[:widest]
+    dot_letters = "".join(unused_letters)[:widest]
     spelled = [
         term.replace("...", dot_letters[widest - width :])
         for term, width in zip(terms, widths, strict=True)
@@ -233,7 +241,10 @@ def _spell_out(
 
 
 def reshaped(call: Call) -> Any:
-    """The order of all numbers stays, and with it how many follow between two examples."""
+    """Rule of reshaping, which keeps the order of all entries.
+
+    The number of entries from one example to the next therefore does not change.
+    """
     call.require("dtype" not in call.arguments, "reads the numbers as those of another type")
     source = next(iter(call.arguments.values()))
     call.require(call.holds_examples(source), "takes its examples elsewhere")
@@ -241,22 +252,22 @@ def reshaped(call: Call) -> Any:
     dims = symbolic_dims(result)
     call.require(len(dims) == 1, "splits the dimension of the examples")
     dim, inner = call.place(source)
-    row = prod(source.meta["val"].shape[dim + 1 :])  # numbers of an index of the dimension
+    row = prod(source.meta["val"].shape[dim + 1 :])  # entries of one row
     new_dim, factor = batch_dim(result)
     new_row = prod(result.shape[new_dim + 1 :])
     if inner == ALIKE:
         if row == new_row and factor == call.factor(source):
             return Place(new_dim, ALIKE)
-        inner = call.factor(source)  # rows that are alike are in this order, too
-    between = inner * row  # numbers from an example to the next
-    call.require(new_row > 0 and between % new_row == 0, EXCHANGED)
-    new_inner = between // new_row
+        inner = call.factor(source)  # any order is valid for rows that are alike
+    distance = inner * row  # entries from one example to the next
+    call.require(new_row > 0 and distance % new_row == 0, EXCHANGED)
+    new_inner = distance // new_row
     call.require(factor > 0 and factor % new_inner == 0, EXCHANGED)
     return Place(new_dim, new_inner)
 
 
 def repeated(call: Call) -> Any:
-    """Copies behind each other."""
+    """Rule of operations that append copies of a tensor along its dimensions."""
     if not call.examples:
         return _repeated_constant(call)
     node = call.first
@@ -267,7 +278,10 @@ def repeated(call: Call) -> Any:
 
 
 def _repeated_constant(call: Call) -> Any:
-    """Copies of rows of no example. Where there are several rows, each example has whole copies."""
+    """Rule of `repeated` for a tensor without examples.
+
+    If the tensor has several rows in the dimension of the examples, each example has whole copies.
+    """
     place = constant(call)
     (result,) = call.results
     source = next(iter(call.arguments.values())).meta["val"]
@@ -280,7 +294,7 @@ def _repeated_constant(call: Call) -> Any:
 
 
 def repeated_in_place(call: Call) -> Any:
-    """Copies of each row behind it."""
+    """Rule of `repeat_interleave`, which inserts copies of each row after it."""
     node = call.first
     times = call.get("repeats")
     call.require(call.get("dim") is not None, "flattens the examples")
@@ -291,19 +305,19 @@ def repeated_in_place(call: Call) -> Any:
 
 
 def joined(call: Call) -> Any:
-    """Of two tensors behind each other in the dimension of the examples, the order is theirs."""
+    """Rule of concatenation. Along the dimension of the examples, tensors keep their order."""
     for node in call.tensors:
-        is_empty = node.meta["val"].shape == (0,)  # a cache before its first word
+        is_empty = node.meta["val"].shape == (0,)  # such as a cache before the first token
         is_joined = is_empty or call.holds_examples(node)
         call.require(is_joined, "joins examples with what is none")
     dim = call.common_dim
     if call.kind == "stack" or call.chosen_dim(call.examples[0]) != dim:
         return by_sizes(call)
-    return Place(dim, call.inner or 1)  # rows that are alike are in this order, too
+    return Place(dim, call.inner or 1)  # any order is valid for rows that are alike
 
 
 def cut(call: Call) -> Any:
-    """Pieces along a dimension; along that of the examples, each has all of them."""
+    """Rule of splitting. Along the dimension of the examples, each piece must contain them all."""
     node = call.first
     place = call.place(node)
     if call.chosen_dim(node) != place.dim:
@@ -321,7 +335,7 @@ def cut(call: Call) -> Any:
 
 
 def constant(call: Call) -> Any:
-    """Numbers that are the same for all examples, or drawn for each."""
+    """Rule of tensors whose entries are equal for all examples, or drawn for each."""
     (result,) = call.results
     dim, factor = batch_dim(result)
     call.require(factor > 0, "computes with the number of examples")
@@ -329,12 +343,12 @@ def constant(call: Call) -> Any:
 
 
 def filled(call: Call) -> Any:
-    """As `constant`; or written over what is there, or copies of it."""
+    """Rule of filling and expanding: that of `constant` unless an argument contains examples."""
     return by_sizes(call) if call.examples else constant(call)
 
 
 def numbers(call: Call) -> Any:
-    """`arange(B)`, which may do nothing but index the examples by themselves."""
+    """Rule of `arange(B)`, which may only be used to index the examples."""
     call.require(call.get("start") in (None, 0), NUMBERED)
     call.require(call.get("step") in (None, 1), NUMBERED)
     (result,) = call.results
@@ -347,7 +361,11 @@ def numbers(call: Call) -> Any:
 
 
 def from_table(*tables: str) -> Rule:
-    """It looks numbers up, for each by itself, in arguments that hold no examples."""
+    """Return the rule of elementwise lookups in arguments that contain no examples.
+
+    Args:
+        tables: names of these arguments.
+    """
 
     def rule(call: Call) -> Any:
         for table in tables:
@@ -360,7 +378,7 @@ def from_table(*tables: str) -> Rule:
 
 
 def gathered(call: Call) -> Any:
-    """An index along one dimension, which has the shape of what it indexes."""
+    """Rule of indexing along one dimension by an index of the same rank, as in `gather`."""
     source, index = call.get("self"), call.get("index")
     if call.kind == "gather" and not call.holds_examples(source):
         is_along_examples = call.chosen_dim(index) == call.dim(index)
@@ -376,7 +394,7 @@ def gathered(call: Call) -> Any:
 
 
 def selected(call: Call) -> Any:
-    """An index of one dimension, as in `index_select` and `index_add`."""
+    """Rule of indexing along one dimension, as in `index_select` and `index_add`."""
     source, index = call.get("self"), call.get("index")
     if call.kind == "index_select" and not call.holds_examples(source):
         return by_sizes(call)
@@ -387,7 +405,10 @@ def selected(call: Call) -> Any:
 
 
 def indexed(call: Call) -> Any:
-    """An index of several dimensions, `x[a, :, b]`; of the examples' own only by `arange(B)`."""
+    """Rule of indexing along several dimensions, as in `x[a, :, b]`.
+
+    The dimension of the examples may only be indexed by `arange(B)`.
+    """
     source = call.get("self")
     indices = _indices_by_dim(call)
     for index in indices.values():
@@ -396,13 +417,13 @@ def indexed(call: Call) -> Any:
         call.require(call.numbering.isdisjoint(indices.values()), NUMBERED)
         return by_sizes(call)
     place = call.place(source)
-    of_examples = indices.pop(place.dim, None)
-    if of_examples is None:
+    example_index = indices.pop(place.dim, None)
+    if example_index is None:
         is_by_others = any(map(call.holds_examples, indices.values()))
         call.require(not is_by_others, "indexes examples by others")
         return by_sizes(call)
-    is_by_themselves = of_examples in call.numbering and place.inner == 1
-    call.require(is_by_themselves, INDEXED)
+    is_identity = example_index in call.numbering and place.inner == 1
+    call.require(is_identity, INDEXED)
     call.require(call.numbering.isdisjoint(indices.values()), NUMBERED)
     return by_sizes(call)
 
@@ -418,7 +439,7 @@ def _is_mask(index: Node) -> bool:
 
 
 def put(call: Call) -> Any:
-    """`x[mask] = number`, with a mask of the same examples; `x[:, index] = number`."""
+    """Rule of `x[mask] = number`, with a mask of the same examples, and `x[:, index] = number`."""
     source, values = call.get("self"), call.get("values")
     indices = _indices_by_dim(call)
     call.require(call.holds_examples(source), "writes examples into what holds none")

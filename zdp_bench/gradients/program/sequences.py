@@ -1,11 +1,11 @@
-"""Recurrent layers, which are recorded as operations of our own: sequences and packed sequences.
+"""Recurrent layers and packed sequences, which are recorded as operations of this package.
 
-torch 2.11 records the last states of an LSTM in another shape than it computes them, and a packed
-sequence, whose numbers lie as the lengths in the batch have it, not at all. So while a model is
-recorded, `lstm(x, …)` becomes the operation `zdp_bench::lstm`, and a packed sequence holds the
-padded one, [B, T, *], with its lengths: a recurrent layer makes `zdp_bench::packed_lstm` of it.
-When the program runs, both are torch's again. Cells are recorded as the products and gates that
-they are.
+torch 2.11 records the last states of an LSTM with another shape than it computes. It cannot record
+a packed sequence, whose layout in memory depends on the lengths in the batch. While a model is
+recorded, `lstm(x, …)` therefore becomes the operation `zdp_bench::lstm`. A packed sequence contains
+the padded one, [B, T, *], and its lengths, and a recurrent layer that is called on it becomes
+`zdp_bench::packed_lstm`. When the program runs, torch computes both. Cells are recorded as the
+products and gates that they consist of.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _fake_recurrent(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """Return the output and the last states, in shape only."""
+    """Return fake tensors with the shapes of the output and the last states."""
     last = [torch.empty_like(state) for state in _list(states)]
     width = last[0].shape[2] * (2 if bidirectional else 1)
     if batch_first:  # in memory, time comes first
@@ -58,7 +58,7 @@ def _fake_packed(x: Tensor, lengths: Tensor, *arguments: Any) -> Any:
 
 
 def _define(kind: str) -> None:
-    """Define a recurrent operation, and the same of packed sequences."""
+    """Define a recurrent operation, and its variant for packed sequences."""
     states = "Tensor[] hx" if kind == "lstm" else "Tensor hx"
     results = "(Tensor, Tensor, Tensor)" if kind == "lstm" else "(Tensor, Tensor)"
     options = (
@@ -81,14 +81,15 @@ def _list(states: Any) -> list[Tensor]:
     return [states] if isinstance(states, Tensor) else list(states)
 
 
-# --------------------------------------------------------------------------------------- to record
+# --------------------------------------------------------------------------------------- recording
 
 
 @contextmanager
 def recurrent_layers() -> Iterator[None]:
-    """Have recurrent layers, and the packing of sequences, recorded as our operations.
+    """Record recurrent layers, and the packing of sequences, as operations of this package.
 
-    A model holds torch's two packing functions by any name, so it is their code that is exchanged.
+    A model may have imported torch's two packing functions under any name, so their code objects
+    are replaced.
     """
     functions: Any = (pack_padded_sequence, pad_packed_sequence)
     codes = [function.__code__ for function in functions]
@@ -114,7 +115,7 @@ def recurrent_layers() -> Iterator[None]:
 
 
 class _Functions:
-    """torch's functions of recurrent layers, as operations with rules."""
+    """A replacement for `torch._VF`, whose recurrent functions are operations with rules."""
 
     def __getattr__(self, name: str) -> Any:
         if name in RECURRENT:
@@ -157,7 +158,7 @@ CELLS = {"lstm_cell": _lstm_cell, "gru_cell": _gru_cell}
 
 
 class _Lengths:
-    """The lengths of a batch's sequences, in the place of a packed sequence's own numbers."""
+    """The lengths of a batch's sequences, as the `batch_sizes` of a packed sequence."""
 
     device = torch.device("cpu")
 
@@ -165,7 +166,7 @@ class _Lengths:
         self.lengths = lengths
 
 
-# The code of torch's two functions while a model is recorded: it sees the globals of their module.
+# The code of torch's two functions while a model is recorded. Globals are those of their module.
 
 
 def _pack_code(input, lengths, batch_first=False, enforce_sorted=True):  # type: ignore[no-untyped-def]
@@ -177,7 +178,7 @@ def _unpack_code(sequence, batch_first=False, padding_value=0.0, total_length=No
 
 
 def _pack(x: Tensor, lengths: Any, batch_first: bool) -> PackedSequence:
-    """Return a packed sequence that holds the padded one, [B, T, ...]."""
+    """Return a packed sequence that contains the padded one, [B, T, ...]."""
     if not isinstance(lengths, Tensor):
         raise Alone("pack_padded_sequence takes its lengths from Python")
     rows = x if batch_first else x.transpose(0, 1)
@@ -190,7 +191,7 @@ def _unpack(
     padding: float,
     length: int | None,
 ) -> Any:
-    """Return the padded sequence that a packed one holds, and its lengths."""
+    """Return the padded sequence that a packed one contains, and its lengths."""
     if length is None:
         raise Alone(
             "pad_packed_sequence pads to the longest of a batch: with total_length=x.shape[1], "
@@ -203,7 +204,7 @@ def _unpack(
 
 
 def _forward_of(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a recurrent layer's forward function, which also takes packed sequences of ours."""
+    """Return a recurrent layer's forward function, extended to record packed sequences."""
 
     def forward(
         layer: nn.RNNBase,
@@ -222,7 +223,7 @@ def _record_packed(
     packed: Any,
     states: Any,
 ) -> Any:
-    """Return what a recurrent layer makes of a packed sequence."""
+    """Record a recurrent layer on a packed sequence, and return its output and last states."""
     rows, lengths = packed.data, packed.batch_sizes.lengths
     if layer.proj_size:
         raise Alone("a recurrent layer with a projection takes packed sequences")
@@ -248,17 +249,17 @@ def _record_packed(
     return result, tuple(last) if kind == "lstm" else last[0]
 
 
-# ------------------------------------------------------------------------------------------ to run
+# ----------------------------------------------------------------------------------------- running
 
 
 def is_recurrent(node: Node) -> bool:
-    """True for one of these operations."""
+    """Return True for a recurrent operation of this package."""
     is_of_package = getattr(node.target, "namespace", "") == "zdp_bench"
     return is_of_package and name_of(node) in (*RECURRENT, *PACKED)
 
 
 def run_plain(node: Node) -> None:
-    """Have a recorded operation run by torch."""
+    """Replace a recorded operation by torch's own."""
     name = name_of(node)
     if name in RECURRENT:
         node.target = getattr(torch._VF, name)
@@ -286,12 +287,12 @@ def _run_packed(
 
 
 def pack(x: Tensor, lengths: Tensor) -> PackedSequence:
-    """Return sequences [B, T, *] without what lies beyond their lengths."""
+    """Return sequences [B, T, *] as a packed sequence with these lengths."""
     return pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
 
 
 def unpack(packed: PackedSequence, length: int) -> Tensor:
-    """Return sequences [B, length, *], with zeros beyond their lengths."""
+    """Return the sequences of a packed one, [B, length, *], padded with zeros."""
     return pad_packed_sequence(packed, batch_first=True, total_length=length)[0]
 
 
@@ -306,12 +307,12 @@ def make_layer(
     bidirectional: bool,
     batch_first: bool,
 ) -> nn.RNNBase:
-    """Return the recurrent layer that an operation is, with the operation's weights.
+    """Return the recurrent layer that is equivalent to an operation, with the operation's weights.
 
     Args:
         kind: lstm, gru, rnn_tanh or rnn_relu.
-        inputs: the number of features of the sequences.
-        weights: as `torch.lstm` takes them. The other arguments are its options.
+        inputs: number of features of the sequences.
+        weights: weights as `torch.lstm` takes them. Other arguments are its options.
 
     Raises:
         NoRule: the layer has a projection.

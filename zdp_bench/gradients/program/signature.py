@@ -1,8 +1,9 @@
-"""Whether a model is still the one that was recorded.
+"""Whether a model has changed since it was recorded.
 
-A program does what the model's Python code did with the attributes that its modules held. So it is
-recorded again once a module, a hook, an attribute, or a parameter's shape, type or `requires_grad`
-is another. Numbers of parameters and buffers may change: a program reads them when it runs.
+A program does what the model's Python code did with the attributes that its modules had then. It is
+therefore recorded again if a module, a hook, an attribute, or the shape, type or `requires_grad` of
+a parameter changes. The values of parameters and buffers may change, because a program reads them
+when it runs.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from torch import Tensor, nn
 from zdp_bench.gradients.parts import leaves_of
 from zdp_bench.gradients.program.ours import HOOKS, foreign_hooks
 
-MOST_COMPARED = 64  # entries of a list or dictionary; a longer one is compared as an object
-DEEPEST = 3  # levels of lists and dictionaries in each other; what is below is compared as objects
-# What torch keeps of every module, and of recurrent ones.
+MAX_ENTRIES = 64  # length up to which lists and dictionaries are compared entry by entry
+MAX_DEPTH = 3  # nesting of lists and dictionaries up to which they are compared entry by entry
+# Attributes that torch sets in each module, and in recurrent ones.
 OF_TORCH = {*vars(nn.Module()), "_flat_weights", "_flat_weight_refs", "_all_weights"}
 IGNORED = OF_TORCH - {"training"}
 
 
 class Reference:
-    """A reference to an object, which equals only references to this object while it lives.
+    """A reference that equals only references to the same object, while this object exists.
 
-    An address alone would not do: a later object may lie there.
+    The address of an object is not sufficient, because a later object may have the same one.
     """
 
     def __init__(self, referred: Any) -> None:
@@ -45,9 +46,9 @@ class Reference:
 
 
 def signature_of(model: nn.Module, inputs: Tensor) -> Any:
-    """Return what a recording depends on, beside code and the numbers of parameters and buffers.
+    """Return what a recording depends on, other than code and values of parameters and buffers.
 
-    Two that are equal have the same program. Every step computes one, so it is quick.
+    Models with equal signatures have the same program. Each step computes one, so it is fast.
     """
     leaves = leaves_of(inputs)
     shapes = [(leaf.shape[1:], leaf.dtype, leaf.device) for leaf in leaves]
@@ -72,22 +73,23 @@ def _describe_module(module: nn.Module) -> tuple[Any, ...]:
 
 
 def _describe_value(value: Any, level: int = 0) -> Any:
-    """Return what tells an attribute from what it is later.
+    """Return a value that changes if an attribute changes.
 
-    A tensor is a constant of the program itself, which follows changes in place.
+    A tensor is described by its identity: it is a constant of the program, which therefore follows
+    changes in place.
     """
     if value is None or type(value) is str:
         return value
     if isinstance(value, bool | int | float | str):
         return type(value), value
     entries = _entries_of(value)
-    if entries is None or len(entries) > MOST_COMPARED or level == DEEPEST:
+    if entries is None or len(entries) > MAX_ENTRIES or level == MAX_DEPTH:
         return Reference(value)
     return type(value), [_describe_value(entry, level + 1) for entry in entries]
 
 
 def _entries_of(value: Any) -> Sequence[Any] | None:
-    """Return what a list, dictionary or namespace holds; None for another object."""
+    """Return the entries of a list, dictionary or namespace; None for another object."""
     if isinstance(value, list | tuple):
         return value
     if isinstance(value, Namespace | SimpleNamespace):

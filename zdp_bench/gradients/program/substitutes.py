@@ -1,6 +1,7 @@
-"""Functions that torch records for one number of examples only, by others that it records for any.
+"""Substitutes for functions that torch records for a fixed batch size only.
 
-Each substitute computes what the function does, and leaves calls that it does not cover to it.
+Each substitute computes the same result by functions that torch records for any batch size. Calls
+that it does not support are passed on to the original function.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def _take_along_dim(
     if dim is None or x.dim() != indices.dim():
         return torch.take_along_dim(x, indices, dim)
     sizes = zip(x.shape, indices.shape, strict=True)
-    common = [of_indices if of_x == 1 else of_x for of_x, of_indices in sizes]
+    common = [indices_size if x_size == 1 else x_size for x_size, indices_size in sizes]
     x_shape, indices_shape = list(common), list(common)
     x_shape[dim] = x.shape[dim]
     indices_shape[dim] = indices.shape[dim]
@@ -37,7 +38,7 @@ def _cdist(
     p: float = 2.0,
     compute_mode: str = "",
 ) -> Tensor:
-    """As `torch.cdist`, which chooses its way by the number of rows."""
+    """Compute `torch.cdist` by a method that does not depend on the number of rows."""
     return torch.cdist(x, y, p, "donot_use_mm_for_euclid_dist")
 
 
@@ -58,7 +59,7 @@ def _embedding_bag(
     *args: Any,
     **options: Any,
 ) -> Tensor:
-    """As `F.embedding_bag`, for sums and means of bags [B, T]."""
+    """Compute `F.embedding_bag` for sums and means of bags [B, T]."""
     mode = options.get("mode", "mean")
     padding = options.get("padding_idx")
     used = {name for name, value in options.items() if value is not None and value is not False}

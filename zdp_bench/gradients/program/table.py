@@ -1,7 +1,7 @@
-"""The operations that are known, in groups of one rule each (`rules`).
+"""The known operations, in groups that share a rule (`rules`).
 
-To add an operation, put its name into the group of its kind, and into `tests/gradients/program` a
-call of it that keeps examples apart and one that mixes them.
+To add an operation, add its name to the group of its kind. In `tests/gradients/program`, add a call
+that keeps examples apart and one that mixes them.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ GROUPS: list[tuple[Rule, list[str]]] = [
     (matrices, [*MATRICES, "scaled_dot_product_attention"]),
     (recurrent, [*RECURRENT, *PACKED]),
     (einsum, ["einsum"]),
-    (squeezed, ["squeeze"]),  # in the place of `by_sizes`
+    (squeezed, ["squeeze"]),  # overrides `by_sizes`, as `squeeze` is also in VIEWS
     (cut, CUTS),
     (reshaped, RESHAPES),
     (repeated, REPEATS),
@@ -140,18 +140,18 @@ GROUPS: list[tuple[Rule, list[str]]] = [
 RULES: dict[str, Rule] = {name: rule for rule, names in GROUPS for name in names}
 
 SIZES = ("size", "shape", "sizes")
-# Arguments that may be sizes, which depend on the number of examples.
+# Arguments that may be computed from the batch size.
 SIZED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys([*RESHAPES, *EXPANDS, *CONSTANTS, "affine_grid_generator"], SIZES),
     **dict.fromkeys(REPEATS, ("repeats", "dims")),
     **dict.fromkeys(CUTS, ("split_size", "split_sizes")),
     "arange": ("end",),
 }
-# Operations that may write over their first argument.
+# Operations that may overwrite their first argument.
 IN_PLACE = {*BY_NUMBER, *FILLS, *ALONG_DIMS, *GATHERED, *SELECTED, "index_put"}
-# What may be done with `arange(B)` before it indexes.
+# Operations that may be applied to `arange(B)` before it is used as an index.
 OF_INDEX = {"view", "reshape", "unsqueeze", "expand", "to", "_to_copy", "alias", "clone"}
-# Operations that read the type or shape of an argument, and no number.
+# Operations that read only the type or shape of an argument, not its values.
 READS_NO_NUMBER: dict[str, str] = {
     **dict.fromkeys(["expand_as", "reshape_as", "view_as", "type_as", "to"], "other"),
     **dict.fromkeys([*CONSTANTS, *FILLS], "self"),
