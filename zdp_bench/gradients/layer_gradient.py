@@ -27,7 +27,7 @@ class Summands(NamedTuple):
     """The terms that add up to each example's gradient."""
 
     mass: Tensor  # an upper bound on the sum of their norms, [B] in float64
-    count: int  # number of terms of one example
+    terms: int  # number of terms of one example
 
 
 @dataclass(frozen=True, slots=True)
