@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.drivers import fork
+from tests.training.test_run import repeatable
 from zdp_bench import cli, records
 from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.config import configured
@@ -136,10 +137,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         assert record, name
         found[name] = {"kills": kills, "statuses": statuses, "record": record}
     return found
-
-
-def repeatable(record: records.Document) -> records.Document:
-    return {key: value for key, value in record.items() if key not in ("environment", "measured")}
 
 
 def named(runs: dict[str, dict[str, Any]], prefix: str) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,15 +32,17 @@ def flags() -> tuple[str, bool, int]:
 
 def test_tf32_is_off_unless_asked_for_and_everything_is_set_back() -> None:
     torch.set_deterministic_debug_mode("warn")  # a caller's own: 1
-    before = flags()
-    with arithmetic(None, False, nn.Linear(2, 2), PRIVATE, CPU):
-        assert flags() == ("highest", False, 1)
-    with arithmetic("tf32", False, nn.Linear(2, 2), PLAIN, CPU):
-        assert flags() == ("high", True, 1)
-    with arithmetic(None, True, nn.Linear(2, 2), PRIVATE, CPU):
-        assert flags() == ("highest", False, 2)
-    assert flags() == before
-    torch.set_deterministic_debug_mode("default")
+    try:
+        before = flags()
+        with arithmetic(None, False, nn.Linear(2, 2), PRIVATE, CPU):
+            assert flags() == ("highest", False, 1)
+        with arithmetic("tf32", False, nn.Linear(2, 2), PLAIN, CPU):
+            assert flags() == ("high", True, 1)
+        with arithmetic(None, True, nn.Linear(2, 2), PRIVATE, CPU):
+            assert flags() == ("highest", False, 2)
+        assert flags() == before
+    finally:
+        torch.set_deterministic_debug_mode("default")
 
 
 @pytest.mark.parametrize(
@@ -123,10 +124,12 @@ def test_ranks_of_one_machine_take_its_gpus_in_order(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.gpu
-def test_a_gpu_run_repeats_itself_and_agrees_with_the_cpu(tmp_path: Path) -> None:
+def test_a_gpu_run_repeats_itself_and_agrees_with_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     words = ["device=cuda", "execution.deterministic=true"]
     first = carry_out(tmp_path / "a", *words)
     second = carry_out(tmp_path / "b", *words, "execution.prefetch=3")

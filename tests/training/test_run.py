@@ -62,6 +62,7 @@ def carry_out(results: Path, *overrides: str) -> Outcome:
 
 
 def repeatable(record: records.Document) -> records.Document:
+    """Return what two runs of one configuration share."""
     return {key: value for key, value in record.items() if key not in ("environment", "measured")}
 
 

@@ -72,11 +72,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
     return make
 
 
-def repeatable(record: Document) -> Document:
-    """Return what two runs of one configuration share."""
-    return {key: value for key, value in record.items() if key not in ("environment", "measured")}
-
-
 def carried_out(config: Run) -> Document:
     return execute(
         config, Watcher(), runner=simulation.run_simulated if config.federated.nodes else None

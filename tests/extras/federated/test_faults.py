@@ -12,8 +12,9 @@ import pytest
 import torch
 from flwr.app import Array, Message, RecordDict
 
-from tests.extras.federated.conftest import Make, Sound, carried_out, change_answers, repeatable
+from tests.extras.federated.conftest import Make, Sound, carried_out, change_answers
 from tests.ledgers import steps_in
+from tests.training.test_run import repeatable
 from zdp_bench.errors import UserError
 from zdp_bench.extras.federated import server, simulation
 from zdp_bench.extras.federated.messages import ARRAYS, VALUES, content, values_of

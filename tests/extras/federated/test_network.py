@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.drivers import free_port
-from tests.extras.federated.conftest import TINY, Make, carried_out, repeatable
+from tests.extras.federated.conftest import TINY, Make, carried_out
 from tests.ledgers import steps_in
+from tests.training.test_run import repeatable
 from zdp_bench import records
 
 ROOT = Path(__file__).resolve().parents[3]

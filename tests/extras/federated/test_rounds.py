@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.extras.federated.conftest import Make, Sound, carried_out, repeatable
+from tests.extras.federated.conftest import Make, Sound, carried_out
 from tests.ledgers import OnDisk, steps_in
+from tests.training.test_run import repeatable
 from zdp_bench import records
 from zdp_bench.config.schema import Run
 from zdp_bench.data.owners import count_owners
