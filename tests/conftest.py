@@ -32,6 +32,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from tests.shared_state import differences, process_settings, seed_all, shared_values
 from zdp_bench import assets
 from zdp_bench.config.compose import files
 from zdp_bench.config.schema import GROUPS
@@ -121,6 +122,36 @@ def _kept_compositions() -> Iterator[None]:
         patch.setattr(hydra, "compose", compose)
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+def is_guarded(request: pytest.FixtureRequest) -> bool:
+    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    return folder in NO_RUNS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _module_keeps_its_values(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail where a test changed a tensor, array or layer that its module shares."""
+    if not is_guarded(request):
+        yield
+        return
+    before = shared_values(request.module)
+    yield
+    changed = differences(before, shared_values(request.module))
+    assert not changed, f"a test of {request.module.__name__} changed {', '.join(changed)}"
+
+
+@pytest.fixture(autouse=True)
+def _process_keeps_its_settings(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Seed every generator; fail where the test leaves a setting of the process changed."""
+    if not is_guarded(request):
+        yield
+        return
+    seed_all()
+    before = process_settings()
+    yield
+    changed = differences(before, process_settings())
+    assert not changed, f"the test leaves changed: {', '.join(changed)}"
 
 
 @pytest.fixture
