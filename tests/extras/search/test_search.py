@@ -322,3 +322,26 @@ def test_a_data_set_without_validation_examples_can_be_searched(
     (record,) = records.read_all(tmp_path)
     assert f"Chosen by {record.data.validation} validation examples, which are not" in out
     assert len((tmp_path / "records.csv").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: [],
+        lambda record: record | {"trials": 3},
+        lambda record: record | {"trials": [7]},
+        lambda record: record | {"trials": [record["trials"][0] | {"noise": 3}]},
+        lambda record: record | {"trials": [record["trials"][0] | {"run": None}]},
+        lambda record: {},
+    ],
+)
+def test_a_damaged_record_of_a_search_is_one_sentence(
+    tmp_path: Path, change: Callable[[Any], Any]
+) -> None:
+    path = tmp_path / "search.json"
+    trial = {"trial": 1, "values": {}, "noise": [], "run": "a" * 64}
+    path.write_text(json.dumps({"trials": [trial]}))
+    assert module._read_trials(path) == {1: trial}
+    path.write_text(json.dumps(change({"trials": [trial]})))
+    with pytest.raises(UserError, match=r"search\.json: is damaged at .*Delete it, and search"):
+        module._read_trials(path)

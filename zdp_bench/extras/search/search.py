@@ -30,7 +30,7 @@ from zdp_bench.data import Splits
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.experiments.sweep import Shown, carry_out
 from zdp_bench.extras.search.space import Search, grid_of
-from zdp_bench.foreign_files import read_json
+from zdp_bench.foreign_files import Shape, misfits, read_json
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate_beside, calibrate_mechanism
 from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon, spent_of_one
@@ -48,6 +48,7 @@ from zdp_bench.training.validation import DEFAULT, KEY
 
 FOLDER = "searches"  # in the results folder
 SHOWN = 10  # trials in the printed table; CSV and JSON have all of them
+_TRIAL: Shape = {"trial": int, "values": dict, "noise": [str], "run": str}
 SLACK = 1 + 1e-9  # factor of a trial's max_epsilon, as another machine's FFT may round ε up
 
 
@@ -125,11 +126,22 @@ def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
 
 
 def _read_trials(path: Path) -> dict[int, Document]:
-    """Return the trials in a search's record by number, empty for a new search."""
+    """Return the trials in a search's record by number, empty for a new search.
+
+    Raises:
+        UserError: the record is damaged.
+    """
     if not path.is_file():
         return {}
-    trials: list[Document] = read_json(path).get("trials") or []
-    return {trial["trial"]: trial for trial in trials}
+    advice = "Delete it, and search again: the runs of its trials stay, and count."
+    try:
+        record = read_json(path)
+    except UserError as error:
+        raise UserError(f"{error} {advice}") from None
+    keys = [*misfits(record, {"trials": [_TRIAL]})]
+    if keys:
+        raise UserError(f"{path}: is damaged at {keys[0]}. {advice}")
+    return {trial["trial"]: trial for trial in record["trials"]}
 
 
 def find_earlier(
