@@ -72,6 +72,29 @@ def test_three_rows_make_three_comparisons_at_a_third_of_the_threshold(tmp_path:
     assert all("threshold 0.0167 for 3 comparisons" in sentence for sentence in sentences)
 
 
+DAMAGED_SCORES = [
+    "",
+    "truth,score\n",
+    "x\n1,2,3\n",
+    "x\n1,y\n",
+    "x\nnan,1\n",
+    "x\n1,0.5\n",
+    "\x00" * 9,
+]
+
+
+@pytest.mark.parametrize("text", DAMAGED_SCORES)
+@pytest.mark.filterwarnings("error")
+def test_damaged_scores_are_one_sentence_and_never_fewer(tmp_path: Path, text: str) -> None:
+    good, bad = (make_run(name, 1, 0.9) for name in ("good", "bad"))
+    for run in (good, bad):
+        write_scores(tmp_path, run, 1.0)
+    path = records.folder(tmp_path, "bad", bad["run"]) / "scores.csv"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"scores\.csv.* damaged"):
+        compare_pairs("roc_auc", {"good": [good], "bad": [bad]}, tmp_path)
+
+
 def test_only_scores_of_the_same_test_examples_are_compared(tmp_path: Path) -> None:
     first, second, unscored = (make_run(name, 1, 0.8) for name in ("a", "b", "c"))
     write_scores(tmp_path, first, 1.0)

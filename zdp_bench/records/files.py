@@ -7,6 +7,7 @@ import io
 import json
 import re
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 
 from zdp_bench.disk import hold_lock, write_bytes, write_changed
 from zdp_bench.errors import UserError, printable
-from zdp_bench.foreign_files import read_bytes
+from zdp_bench.foreign_files import expect, read_bytes, reading
 from zdp_bench.records.index import read_all
 from zdp_bench.records.json_numbers import to_json
 from zdp_bench.records.record import Document, Record
@@ -127,10 +128,17 @@ def write_scores(path: Path, truth: np.ndarray, scores: np.ndarray) -> None:
 
 
 def read_scores(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the classes [n] and scores [n] that `write_scores` wrote; None if there is no file."""
+    """Return the classes [n] and scores [n] that `write_scores` wrote; None if there is no file.
+
+    Raises:
+        UserError: the file is damaged.
+    """
     if not path.is_file():
         return None
-    table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
+    with reading(path, MAX_CSV), warnings.catch_warnings(action="ignore"):  # of an empty file
+        table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
+        is_whole = table.shape[1] == 2 and not np.isnan(table[:, 0]).any()
+        expect(is_whole, "is damaged: a line is no class and score")
     return table[:, 0], table[:, 1]
 
 

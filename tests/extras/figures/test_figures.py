@@ -7,6 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
@@ -20,7 +21,7 @@ from tests.test_records import record, save
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.extras.figures import drawing, figures
-from zdp_bench.extras.figures.reconstructions import choose_runs
+from zdp_bench.extras.figures.reconstructions import choose_runs, read_example
 from zdp_bench.report import papers
 
 TABLES = Path(__file__).resolve().parents[3] / "results" / "tables"
@@ -106,6 +107,20 @@ def test_reconstructions_are_of_one_data_set_network_by_network(tmp_path: Path) 
     titles = [axes.get_title("center") for axes in figures.draw("reconstructions", tmp_path).axes]
     assert titles[:2] == ["reference", "zero-filled\nSSIM 0.601"]
     assert titles[3] == "unet\nprivate\nbatch 1\ntight ε 0.485\nSSIM 0.599"
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"x" * 99])
+def test_a_damaged_slice_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "example.npz"
+    images = {name: np.zeros((4, 5)) for name in ("reference", "zero_filled", "reconstruction")}
+    np.savez(path, **images)  # type: ignore[arg-type]
+    assert read_example(path).keys() == images.keys()
+    np.savez(path, **images | {"reference": np.zeros(3)})  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"example\.npz: has images of several shapes"):
+        read_example(path)
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"example\.npz: cannot be read"):
+        read_example(path)
 
 
 # ------------------------------------------------------------------------------- a paper's curves

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.extras.figures.drawing import WIDTH
+from zdp_bench.foreign_files import expect, reading
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Record
 from zdp_bench.report import names
@@ -29,7 +30,7 @@ def draw_reconstructions(name: str, results: Path) -> Figure:
     neither data nor weights are needed.
     """
     runs = choose_runs(records.read_all(results), results)
-    slices = [np.load(_example(results, run), allow_pickle=False) for run in runs]
+    slices = [read_example(_example(results, run)) for run in runs]
     reference = slices[0]["reference"]
     zero_filled_ssim = runs[0].metrics.get("zero_filled_ssim", np.nan)
     images = {
@@ -128,6 +129,15 @@ def _row_and_recipe_of(run: Record) -> tuple[str, str]:
 
 def _example(results: Path, run: Record) -> Path:
     return records.folder(results, run.recipe, run.run) / "example.npz"
+
+
+def read_example(path: Path) -> dict[str, np.ndarray]:
+    """Return the images [rows, columns] of a test slice, all of one shape."""
+    with reading(path), path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        images = {name: arrays[name] for name in ("reference", "zero_filled", "reconstruction")}
+        shapes = {image.shape for image in images.values()}
+        expect(len(shapes) == 1 and len(shapes.pop()) == 2, "has images of several shapes")
+    return images
 
 
 def _label(run: Record) -> str:
