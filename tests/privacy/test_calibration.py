@@ -39,6 +39,9 @@ def test_the_gaussian_mechanism_is_calibrated_exactly() -> None:
 @pytest.mark.parametrize("sigma", [1.01 / 64, 0.99 * 16384])
 def test_the_range_of_noise_reaches_from_one_64th_to_16384(sigma: float) -> None:
     assert solve(1 / sigma, inverse) == pytest.approx(sigma, rel=1e-3)
+    beyond = sigma / 1.1 if sigma < 1 else sigma * 1.1
+    with pytest.raises(ValueError, match=r"ε = "):
+        solve(1 / beyond, inverse)
 
 
 @pytest.mark.parametrize(

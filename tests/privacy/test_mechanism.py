@@ -148,6 +148,7 @@ HERMITIAN_OF = {"dtype": "complex64", "noise": "hermitian"}
         ({"rho": 0.5}, "rho belongs to noise 'correlated'"),
         ({"dtype": "complex64"}, "does not fit dtype complex64"),
         ({"dtype": "complex64", "noise": "correlated", "rho": 1.5}, "rho must lie in"),
+        ({"dtype": "complex64", "noise": "correlated", "rho": -1.5}, "rho must lie in"),
         ({"fft_dims": (0,)}, "names the transformed dimensions"),
         (HERMITIAN_OF, "names the transformed dimensions"),
         (HERMITIAN_OF | {"fft_dims": (2,)}, "do not name dimensions"),
