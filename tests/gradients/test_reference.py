@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tests.gradients.harness import loss
 from tests.modules import Made
+from zdp_bench.errors import UserError
 from zdp_bench.gradients import clipped_sum, reference
 
 WIDTH = 4
@@ -260,3 +261,66 @@ def test_an_example_that_seeds_changes_no_random_numbers_of_others(draw: Any) ->
         others.append([g[1:] for g in found.values()] + [torch.rand(1)])
     torch.testing.assert_close(*others, rtol=0, atol=0)
     assert len({float(g[0]) for g in others[0][1]}) == 3  # each its own
+
+
+def remember_largest(held: list[Tensor], values: Tensor) -> Tensor:
+    """Return the largest magnitude so far, of these values and all earlier ones."""
+    held[0] = torch.maximum(held[0], values.detach().abs().max())
+    return held[0]
+
+
+def scaled_by_a_hook() -> Callable[[Any, Tensor], Tensor]:
+    held = [torch.full((), 1e-6)]
+
+    def answer(net: Any, x: Tensor) -> Tensor:
+        outputs = net.layer(x)
+        if outputs.requires_grad:
+            outputs.register_hook(lambda gradient: gradient / remember_largest(held, gradient))
+        return outputs
+
+    return answer
+
+
+def scaled_by_a_function() -> Callable[[Any, Tensor], Tensor]:
+    held = [torch.full((), 1e-6)]
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return gradients[0] / remember_largest(held, gradients[0])
+
+    return lambda net, x: Scale.apply(net.layer(x))
+
+
+def clamp_weights() -> Callable[[Any, Tensor], Tensor]:
+    def answer(net: Any, x: Tensor) -> Tensor:
+        net.layer.weight.data.clamp_(max=1 / float(x.abs().max()))
+        return net.layer(x)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("make_answer", "words"),
+    [
+        (scaled_by_a_hook, "gradient of parameter 'layer.weight' .* changes once others"),
+        (scaled_by_a_function, "gradient of parameter 'layer.weight' .* changes once others"),
+        (clamp_weights, "'layer.weight' was changed .* not even through .data"),
+    ],
+)
+def test_what_a_pass_leaves_for_the_next_is_refused(
+    make_answer: Callable[[], Callable[[Any, Tensor], Tensor]],
+    words: str,
+) -> None:
+    torch.manual_seed(0)
+    model = Made(make_answer(), layer=nn.Linear(WIDTH, WIDTH))
+    weights = model.layer.weight.detach().clone()
+    examples = torch.randn(4, WIDTH)
+    examples[2] *= 1e4
+    with pytest.raises(UserError, match=words):
+        reference.differentiate_in_loop(model, loss, (examples, torch.randn(4)))
+    assert torch.equal(model.layer.weight, weights)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from weakref import WeakSet
 
@@ -169,7 +170,8 @@ def differentiate_in_loop(
     neither the model's state nor the random numbers of another pass.
 
     Raises:
-        UserError: model or loss returns something else for the first example after all others.
+        UserError: model, loss or backward pass returns something else for the first example after
+            all others, or changes a weight.
     """
     inputs, _ = batch
     parameters = trainable(model)
@@ -179,7 +181,8 @@ def differentiate_in_loop(
     first: tuple[Tensor, Tensor, int] | None = None
     device = next(model.parameters()).device
     seeds = draw_seeds(len(inputs))
-    with preserve_random_state([device] if device.type == "cuda" else []):
+    devices = [device] if device.type == "cuda" else []
+    with preserve_random_state(devices), _unchanged_weights(parameters):
         for (x, target), seed in zip(split_batch(batch), seeds, strict=True):
             forward = _forward_of(model, x)
             set_seed(seed)
@@ -195,9 +198,44 @@ def differentiate_in_loop(
             set_seed(seeds[0])
             with torch.enable_grad():
                 output_again = _forward_of(model, inputs[:1])(inputs[:1].clone())
+                loss_again = example_loss.compute_seeded(output_again, *first[1:]).sum()
             require_same_output(first[0], output_again)
             example_loss.require_stateless(first, torch.stack(losses))
+            gradients_again = _gradients_of(loss_again, parameters)
+            _require_same_gradients({name: rows[name][0] for name in rows}, gradients_again)
     return {name: torch.stack(gradients).detach() for name, gradients in rows.items()}
+
+
+@contextmanager
+def _unchanged_weights(parameters: dict[str, nn.Parameter]) -> Iterator[None]:
+    """Restore weights that change within the block, in whatever way, and reject the change."""
+    weights = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    try:
+        yield
+    finally:
+        _require_unchanged(parameters, weights)
+
+
+def _require_unchanged(
+    parameters: dict[str, nn.Parameter],
+    weights: dict[str, Tensor],
+) -> None:
+    """Reject and restore parameters that differ from their earlier weights."""
+    changed = [
+        name
+        for name, parameter in parameters.items()
+        if not torch.allclose(parameter.detach(), weights[name], rtol=0, atol=0, equal_nan=True)
+    ]
+    if not changed:
+        return
+    with torch.no_grad():
+        for name in changed:
+            parameters[name].copy_(weights[name])
+    raise UserError(
+        f"parameter '{changed[0]}' was changed by the model or the loss while its gradient was "
+        "computed, and no noise covers that: make sure that neither writes weights, not even "
+        "through .data."
+    )
 
 
 def require_same_output(before: Tensor, after: Tensor) -> None:
@@ -210,6 +248,20 @@ def require_same_output(before: Tensor, after: Tensor) -> None:
         "clipping cannot bound: compute the output from inputs and weights only, and draw random "
         "numbers with torch's functions."
     )
+
+
+def _require_same_gradients(
+    before: dict[str, Tensor],
+    after: dict[str, Tensor],
+) -> None:
+    """Reject a backward pass whose gradients for the same example have changed."""
+    for name, gradient in before.items():
+        if not are_alike(gradient, after[name].detach(), gradient):
+            raise UserError(
+                f"the gradient of parameter '{name}' for an example changes once others have "
+                "passed, so a hook or a backward function keeps state that depends on them, which "
+                "clipping cannot bound: compute gradients from the example and the weights only."
+            )
 
 
 def _gradients_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,20 @@ from zdp_bench.gradients.parts import leaves_of, map_leaves, pack, unpack
 from zdp_bench.training.checkpoint import state_digest
 
 DIGESTED = 256  # examples at once
+NUMBERS = (bool, int, float, complex, str, bytes, np.generic)
+
+
+def _copy_item(item: Any) -> Any:
+    """Return an item whose tensors and arrays have memory of their own."""
+    if isinstance(item, Tensor):
+        return item.clone()
+    if isinstance(item, np.ndarray):
+        return item.copy()
+    if isinstance(item, dict):
+        return {key: _copy_item(value) for key, value in item.items()}
+    if type(item) in (tuple, list):
+        return type(item)(_copy_item(value) for value in item)
+    return item if isinstance(item, NUMBERS) else copy.deepcopy(item)
 
 
 @dataclass(frozen=True)
@@ -46,7 +61,8 @@ class Items:
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> Batch:
         """Return the examples at `indices`, one at least: inputs [B, ...], targets [B, ...]."""
-        items = [self.dataset[int(index)] for index in indices]
+        # Copied at once, because a dataset may fill the same tensor with each item.
+        items = [_copy_item(self.dataset[int(index)]) for index in indices]
         if not isinstance(items[0], tuple | list) or len(items[0]) != 2:
             raise UserError(
                 f"dataset: an item is {type(items[0]).__name__}, where a pair (input, target) is "

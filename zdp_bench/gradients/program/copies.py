@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,8 +16,8 @@ def copy_apart(
 ) -> nn.Module:
     """Return a deep copy of a model.
 
-    Functions, and attributes that cannot be copied, such as a lock or an open file, are shared with
-    the original.
+    Functions, and objects that cannot be copied, such as a lock or an open file, are shared with
+    the original. Attributes of parameters are copied too.
 
     Args:
         model: the model.
@@ -27,12 +29,49 @@ def copy_apart(
         if isinstance(value, Tensor) and not value.is_leaf:  # which `deepcopy` refuses
             memo[id(value)] = value.detach().clone()
     try:
-        return copy.deepcopy(model, dict(memo))
-    except Exception:  # a user's class may raise anything; share each attribute that raises
-        modules = {id(module): module for module in model.modules()}
+        twin = copy.deepcopy(model, dict(memo))
+    except Exception:  # a user's class may raise anything
+        modules: dict[int, Any] = {id(module): module for module in model.modules()}
         for value in attributes:
-            try:
-                copy.deepcopy(value, memo | modules)
-            except Exception:
-                memo[id(value)] = value
-        return copy.deepcopy(model, memo)
+            _share_uncopyable(value, memo, modules)
+        twin = copy.deepcopy(model, dict(memo))
+    for own, original in zip(twin.parameters(), model.parameters(), strict=True):
+        if own is not original and vars(original):  # which `deepcopy` leaves out
+            vars(own).update(copy.deepcopy(vars(original)))
+    return twin
+
+
+def _share_uncopyable(
+    value: Any,
+    memo: dict[int, Any],
+    modules: dict[int, Any],
+) -> None:
+    """Add to `memo` the objects within `value` that cannot be copied, such as locks.
+
+    An object is added only if it still cannot be copied once such parts of it are shared, so that
+    whatever lies beside a lock is copied.
+    """
+    if id(value) in memo or id(value) in modules or _is_copyable(value, memo | modules):
+        return
+    held = modules | {id(value): value}  # not to follow a cycle
+    for part in _parts_of(value):
+        _share_uncopyable(part, memo, held)
+    if not _is_copyable(value, memo | modules):
+        memo[id(value)] = value
+
+
+def _is_copyable(value: Any, memo: dict[int, Any]) -> bool:
+    try:
+        copy.deepcopy(value, dict(memo))
+    except Exception:  # a user's class may raise anything
+        return False
+    return True
+
+
+def _parts_of(value: Any) -> list[Any]:
+    """Return the attributes of an object, or the values in a container."""
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return list(value)
+    return list(vars(value).values()) if hasattr(value, "__dict__") else []

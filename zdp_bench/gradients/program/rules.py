@@ -140,7 +140,7 @@ def padded(call: Call) -> Any:
 
 def batch_norm(call: Call) -> Any:
     """Rule of batch norm, which keeps examples apart if it uses given statistics."""
-    call.require(call.get("training") is False, "takes its statistics from all examples")
+    call.require(call.get("training") is False, "computes its statistics in this pass")
     return in_rows()(call)
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import checkpoint as checkpoints
@@ -211,6 +212,12 @@ def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
         one = "put it into a module that returns one tensor, the examples first (`output.logits`)"
         raise UserError(
             f"the model answers {len(inputs)} examples with {shape}: {rule if is_tensor else one}."
+        )
+    if isinstance(output, FakeTensor):  # of the recording of the model's program
+        raise UserError(
+            "the model keeps a tensor of an earlier pass outside of its modules (in a global or a "
+            "closure), which clipping cannot bound: compute the output from inputs and weights "
+            "only."
         )
     if output.isnan().any():
         raise DomainError(f"the model gives NaN for {describe(inputs)}.")

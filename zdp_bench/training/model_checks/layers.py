@@ -82,4 +82,6 @@ def advice_on(layer: nn.Module) -> str:
         if is_for_python():
             return 'call zdp_bench.nn.replace_batchnorm(model, "group")'
         return "set model.replace_batchnorm=group, instance or frozen"
+    if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
+        return "call it on a tensor whose first dimension is that of the examples"
     return "use zdp_bench.nn.ComplexGroupNorm there, or torch.nn.GroupNorm for real numbers"

@@ -1,0 +1,41 @@
+"""A copy of a model shares with it only what cannot be copied."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import nn
+
+from zdp_bench.gradients.program import copy_apart
+
+
+class Statistics:
+    """Numbers behind a lock, which cannot be copied."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.largest = [0.0]
+        self.itself = self
+
+
+def test_what_lies_beside_a_lock_is_copied() -> None:
+    model = nn.Linear(2, 2)
+    model.statistics = Statistics()  # type: ignore[assignment]
+    twin = copy_apart(model)
+    assert twin.statistics is not model.statistics
+    assert twin.statistics.lock is model.statistics.lock
+    twin.statistics.largest.append(1.0)  # type: ignore[union-attr]
+    assert model.statistics.largest == [0.0]
+
+
+def test_attributes_of_parameters_are_copied() -> None:
+    model = nn.Linear(2, 2)
+    model.weight.infshape = [2.0]  # type: ignore[attr-defined]
+    own = copy_apart(model).weight
+    assert own is not model.weight
+    assert own.infshape == [2.0]  # type: ignore[attr-defined]
+    assert own.infshape is not model.weight.infshape  # type: ignore[attr-defined]
+    shared = copy_apart(model, tuple(model.parameters()))
+    assert shared.weight is model.weight
+    assert torch.equal(own, model.weight)
