@@ -140,6 +140,7 @@ def test_a_damaged_record_is_told_by_path_and_the_others_are_read(
         ("privacy.z", -1.0),
         ("privacy.steps", 10**18),
         ("privacy.nodes", [{}]),
+        ("privacy.ledger", {"entries": 8, "digest": "d"}),  # and 7 steps
         ("privacy.clipping", {"quantile": 0.5}),
         ("claims", {"table": 1}),
         ("environment", {"threads": "all"}),

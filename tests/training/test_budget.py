@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.ledgers import steps_in
+from tests.privacy.ledger_runs import write
 from tests.training.test_run import Silent, carry_out, configured
 from zdp_bench import records
 from zdp_bench.config import compose, parse
@@ -325,6 +326,15 @@ def test_a_run_that_was_stopped_counts_with_all_the_steps_it_plans(tmp_path: Pat
         begin(tmp_path, budget, steps=1)
     begin(tmp_path, budget, steps=45, name="a")  # the same run writes it again
     assert planned().spent.steps == 45
+
+
+@pytest.mark.parametrize("steps", [1, 30])
+def test_a_stopped_run_counts_no_fewer_steps_than_its_ledger(tmp_path: Path, steps: int) -> None:
+    """Whatever its plan says: it may be damaged."""
+    home = begin(tmp_path, steps=steps)
+    write(home / "ledger.jsonl", *range(9))
+    ((spending,), _) = find_spendings(tmp_path)
+    assert spending.spent.steps == max(9, steps)
 
 
 @pytest.mark.parametrize(

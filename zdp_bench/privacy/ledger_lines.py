@@ -320,6 +320,19 @@ def salvage(path: Path) -> tuple[list[Entry], int]:
     return steps, max_lost
 
 
+def count_intact_steps(path: Path) -> int:
+    """Return the number of steps in a ledger's undamaged lines, whatever stands between them."""
+    count = 0
+    with open_ledger_file(path) as file:
+        for content in lines_of(file):
+            try:
+                entry, _ = parse(content)
+            except LedgerError:
+                continue
+            count += isinstance(entry, Step)
+    return count
+
+
 def end_of(path: Path) -> str:
     """Return the digest at the end of a ledger.
 

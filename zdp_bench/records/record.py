@@ -380,6 +380,10 @@ def require_record(document: Any, path: Path) -> None:
         expect(isinstance(document, dict), "is no object")
         record = Record.of(document)
         expect(record.headline.name in record.metrics, "has no value of its headline.name")
+        in_ledger = record.get("privacy.ledger.entries")
+        if isinstance(in_ledger, int) and not record.privacy.nodes:  # whose steps add up to these
+            rule = f"has {record.privacy.steps} privacy.steps, but its ledger {in_ledger}"
+            expect(record.privacy.steps >= in_ledger, rule)
         _epochs_of(document)
     except Unfit as error:
         raise UserError(f"{path}: is damaged or not a record of zdp-bench: it {error}.") from None

@@ -23,7 +23,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Unfit, parse_as, read_json
 from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon, spent_of_one
 from zdp_bench.privacy.ledger import drop_copies, find_ledgers, has_steps, is_ledger
-from zdp_bench.privacy.ledger_lines import unreadable
+from zdp_bench.privacy.ledger_lines import count_intact_steps, unreadable
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.privacy.tally import count_releases
@@ -245,7 +245,11 @@ def _spending_in(home: Path, record: Record | None) -> Spending:
     plan = record or _read_plan(home / FILE)
     spending = _spending_of(plan, home, read_sources(home))
     spending = replace(spending, finished=bool(record) or records.is_deleted(home))
-    in_ledgers = _steps_in_ledgers(home, not spending.secure, bool(plan.privacy.nodes))
+    # Of a finished run, a single ledger is the one that its record counts, and reading it is slow.
+    # To the steps of a secure run that did not finish, those of its ledger are added below.
+    count_single = not record and not spending.secure
+    is_federation = bool(plan.privacy.nodes)
+    in_ledgers = _steps_in_ledgers(home, not spending.secure, is_federation, count_single)
     steps = max(spending.spent.steps, in_ledgers)
     ledger = home / "ledger.jsonl"
     if spending.secure and not record and ledger.is_file():
@@ -281,20 +285,32 @@ def keep_spending(home: Path) -> Spending:
     return replace(spending, spent=replace(spending.spent, steps=steps))
 
 
-def _steps_in_ledgers(home: Path, repeatable: bool, is_federation: bool) -> int:
-    """Return the steps of a run with several ledgers in its folder; 0 with fewer.
+def _steps_in_ledgers(home: Path, repeatable: bool, is_federation: bool, count_single: bool) -> int:
+    """Return the steps in the ledgers of a run's folder.
 
-    They may exceed the record's: in version 0.1, it lacked the steps of a seeded ledger that was
-    set aside. A federation has a folder for each node. No example is at two nodes, so the node with
-    the most steps counts.
+    Several ledgers may have more than the record states: in version 0.1, it lacked the steps of a
+    seeded ledger that was set aside. A federation has a folder for each node. No example is at two
+    nodes, so the node with the most steps counts.
+
+    Args:
+        home: the run's folder.
+        repeatable: see `count_releases`.
+        is_federation: whether each subfolder has the ledgers of a node.
+        count_single: whether a single ledger counts too, with the lines that are not damaged: the
+            plan bounds the others. If not, it counts as 0.
     """
     trainings: dict[Path, list[Path]] = defaultdict(list)
     for ledger in find_ledgers(home, ignored=(RECORD, FILE)):  # which were read as what they are
         folder = ledger.parent if is_federation else home
         trainings[folder].append(ledger)
     distinct = [drop_copies(ledgers) for ledgers in trainings.values()]
-    several = [ledgers for ledgers in distinct if len(ledgers) > 1]
-    return max((count_releases(ledgers, repeatable) for ledgers in several), default=0)
+    counts = [0]
+    for ledgers in distinct:
+        if len(ledgers) > 1:
+            counts.append(count_releases(ledgers, repeatable))
+        elif count_single:
+            counts.append(count_intact_steps(ledgers[0]))
+    return max(counts)
 
 
 def read_sources(home: Path) -> frozenset[str] | None:
