@@ -151,7 +151,7 @@ def private_step(
     fuse_division = algorithm.averages and ranks.size == 1 and not is_secure
     if ranks.is_first:
         factor = 1 / expected_batch_size if fuse_division else 1.0
-        add_noise(local_sum, mechanism, training.noise, step, factor)
+        local_sum = add_noise(local_sum, mechanism, training.noise, step, factor)
     if ranks.size > 1:
         ledger.sync()  # before the noisy sum leaves this process
     noisy_sum = ranks.all_reduce(local_sum)
@@ -198,7 +198,7 @@ def sum_shares(
         num_examples = 0
         try:
             for batch, *share_sizes in arguments_of(micro_batches):
-                inputs, _ = batch
+                inputs = batch[0]  # an audit's batches have no targets
                 num_examples += len(inputs)
                 if num_examples > MICRO_BATCH and not total.is_wide:
                     total.widen()
