@@ -97,3 +97,39 @@ def test_a_plane_is_no_volume(tmp_path: Path, suffix: str) -> None:
     sitk.WriteImage(sitk.GetImageFromArray(np.zeros((4, 4), np.uint8)), str(path))
     with pytest.raises(UserError, match="has 2 dimensions; three were expected"):
         nifti.read_header(path)
+
+
+LONG = b"x" * 700
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (b"\n\n", b"\n" + LONG + b"\n\n", "has a header line of 700 bytes"),
+        (b"type: ", b"type: " + LONG, "has a header line of 71. bytes"),
+        (b"\n\n", b"\nkey: := " + LONG + b"\n\n", "has a header line of 708 bytes"),
+        (b"\n\n", b"\n", "has no blank line"),
+        (b"\n\n", b"\n#" + LONG + b"\nkey:=" + LONG + b"\ncontent: " + LONG + b"\n\n", ""),
+    ],
+)
+def test_a_header_that_would_end_the_process_is_refused_and_free_text_is_read(
+    tmp_path: Path, old: bytes, new: bytes, says: str
+) -> None:
+    """SimpleITK's message about a line of a thousand bytes overwrote its own memory."""
+    path = tmp_path / "v.nrrd"
+    sitk.WriteImage(sitk.GetImageFromArray(np.zeros((4, 3, 2), np.int16)), str(path))
+    path.write_bytes(path.read_bytes().replace(old, new, 1))
+    if says:
+        with pytest.raises(UserError, match=says):
+            nifti.read(path)
+    else:
+        assert nifti.read(path).shape == (2, 3, 4)
+
+
+def test_a_path_that_would_end_the_process_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path.joinpath(*["y" * 200] * 3)
+    folder.mkdir(parents=True)
+    path = folder / "v.nrrd"
+    sitk.WriteImage(sitk.GetImageFromArray(np.zeros((4, 3, 2), np.int16)), str(path))
+    with pytest.raises(UserError, match=r"has a path of [67].. bytes; for NRRD, 600 are read"):
+        nifti.read(path)

@@ -6,6 +6,7 @@ Anterior. Affines here are NIfTI's, so that `nifti.py` can treat these files lik
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,9 @@ from zdp_bench.foreign_files import expect
 NRRD = b"NRRD000"
 MHA = b"ObjectType"
 MARKS = (NRRD, MHA)
-MAX_HEADER = 2**16  # bytes
+MAX_HEADER = 2**18  # bytes
+MAX_LINE = 600  # bytes of a line of a NRRD header
+_FREE_TEXT = re.compile(rb"#|[^:]*:=|content:")
 TO_RAS = np.diag([-1.0, -1.0, 1.0])
 
 
@@ -45,12 +48,27 @@ def _is_whole_nrrd(path: Path) -> bool:
         head = file.read(MAX_HEADER)
     is_nrrd = head.startswith(NRRD)
     if is_nrrd:
-        lines = re.split(rb"\r?\n\r?\n", head)[0]
+        lines, blank_line, _ = head.replace(b"\r\n", b"\n").partition(b"\n\n")
+        expect(bool(blank_line), f"has no blank line after a header of {MAX_HEADER:,} bytes")
+        _require_short_fields(path, lines)
         is_apart = bool(re.search(rb"^data ?file:", lines, flags=re.MULTILINE | re.IGNORECASE))
     else:
         is_apart = not re.search(rb"^ElementDataFile *= *LOCAL\s*$", head, flags=re.MULTILINE)
     expect(not is_apart, "keeps its voxels in another file; save it as one file, .mha or .nrrd")
     return is_nrrd
+
+
+def _require_short_fields(path: Path, header: bytes) -> None:
+    """Reject a NRRD header with a line, or a file with a path, that would end the process.
+
+    SimpleITK writes a message about a damaged header, with path and line, to buffers of a thousand
+    bytes, whatever their length. Comments, keys of one's own and `content` are no cause of one.
+    """
+    fields = [line for line in header.split(b"\n") if not _FREE_TEXT.match(line)]
+    longest = max(map(len, fields))
+    expect(longest <= MAX_LINE, f"has a header line of {longest:,} bytes; {MAX_LINE} are read")
+    length = len(os.fsencode(path))
+    expect(length <= MAX_LINE, f"has a path of {length:,} bytes; for NRRD, {MAX_LINE} are read")
 
 
 class Voxels:
