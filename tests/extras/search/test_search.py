@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import dp_accounting
 import pytest
@@ -224,6 +225,20 @@ def test_no_run_of_an_earlier_call_is_lost(
     expected = by_dp_accounting(spent, 0.2, found["privacy"]["delta"])
     assert line["epsilon"] == pytest.approx(expected, rel=3e-3)
     assert found["privacy"]["runs"] == len(spendings) > 2
+
+
+def test_a_search_that_is_stopped_as_it_continues_still_lists_every_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first trial's line replaced all others, whose noise was then chosen anew after a kill."""
+    found = carry_out(tmp_path, RATES, epsilon=3.0, trials=3, sampler="random")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_run_trial", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            carry_out(tmp_path, RATES, epsilon=3.0, trials=3, sampler="random")
+    again = carry_out(tmp_path, RATES, epsilon=3.0, trials=3, sampler="random")
+    assert again["trials"] == found["trials"]
+    assert again["privacy"]["epsilon_all"] == found["privacy"]["epsilon_all"]
 
 
 def test_steps_of_an_unknown_run_refuse_a_search(tmp_path: Path) -> None:

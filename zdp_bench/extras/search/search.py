@@ -89,7 +89,11 @@ def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
     ended_by = ""
 
     def write_record() -> Document:
-        record = describe(options, config, data, metric, trials) | {"ended_by": ended_by}
+        # Known trials stay listed until their turn comes again, so that a kill before then does not
+        # make them runs of unknown origin.
+        waiting = [known[number] for number in sorted(known) if number > len(trials)]
+        listed = [*trials, *(trial for trial in waiting if trial["trial"] <= options.trials)]
+        record = describe(options, config, data, metric, listed) | {"ended_by": ended_by}
         records.write(folder / "search.json", record)
         return record
 
