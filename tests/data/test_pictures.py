@@ -109,7 +109,8 @@ def test_a_plane_s_percentiles_are_torch_s(pixels: int) -> None:
     ends = torch.quantile(planes.flatten(1), torch.tensor([0.01, 0.99]), dim=1)
     low, high = ends[:, :, None, None]
     expected = ((planes - low) / (high - low).clamp(min=1e-6)).clamp(0, 1) * 255
-    assert torch.equal(to_bytes(planes, None), expected)
+    # Versions of torch interpolate with other roundings.
+    torch.testing.assert_close(to_bytes(planes, None), expected, rtol=1e-6, atol=1e-3)
 
 
 @pytest.mark.slow
