@@ -218,6 +218,13 @@ def test_a_line_that_fails_is_cut_off_before_the_next(
     assert reopen(path, repeatable, ledger.position).releases == ledger.releases == 2
 
 
+def test_steps_between_damaged_lines_are_counted(path: Path) -> None:
+    write(path, 0, 1, 2)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:-1], b"damaged\n", lines[-1], b"{}\n"]))
+    assert ledger_lines.count_intact_steps(path) == 3
+
+
 def raising(fault: BaseException) -> Callable[..., None]:
     def act(*_: object) -> None:
         raise fault
