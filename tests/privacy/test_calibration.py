@@ -9,7 +9,10 @@ from dp_accounting import get_sigma_gaussian
 
 from zdp_bench import registry
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
-from zdp_bench.privacy.calibration import calibrate, solve
+from zdp_bench.privacy.accounting import tight_epsilon
+from zdp_bench.privacy.calibration import calibrate, calibrate_beside, calibrate_mechanism, solve
+from zdp_bench.privacy.composition import Spent, compose_epsilon
+from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.registry import names
 
 CLAIM = Claim(0.0, 0.01, 500, 1e-5, 6400, 5)
@@ -57,6 +60,26 @@ def test_the_range_of_noise_reaches_from_one_64th_to_16384(sigma: float) -> None
 def test_targets_out_of_reach_are_refused(target: float, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         solve(target, inverse)
+
+
+@pytest.mark.parametrize("earlier_steps", [0, 100])
+def test_a_mechanisms_noise_reaches_the_target_and_no_more(earlier_steps: int) -> None:
+    """Alone, and in two runs after another one on the same examples."""
+    sampling = Sampling("poisson", 0.02, 20.0, 1000)
+    unit = Mechanism((Block("all", (2,), "float32", 2.0, 1.0, "real"),), sampling)
+    earlier = [Spent(2.0, sampling, earlier_steps)]
+
+    def epsilon_of(multiplier: float) -> float:
+        if earlier_steps == 0:
+            return tight_epsilon(Mechanism.of_z(multiplier * unit.z, sampling), 300, 1e-5)
+        own = Spent(multiplier * unit.z, sampling, 300)
+        return compose_epsilon([*earlier, own, own], 1e-5)
+
+    if earlier_steps == 0:
+        multiplier = calibrate_mechanism(1.5, unit, 300, 1e-5)
+    else:
+        multiplier = calibrate_beside(1.5, earlier, Spent(unit.z, sampling, 300), 2, 1e-5)
+    assert epsilon_of(multiplier) <= 1.5 < epsilon_of(0.999 * multiplier)
 
 
 def test_no_privacy_at_all_needs_no_noise() -> None:

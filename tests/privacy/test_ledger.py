@@ -218,6 +218,16 @@ def test_a_line_that_fails_is_cut_off_before_the_next(
     assert reopen(path, repeatable, ledger.position).releases == ledger.releases == 2
 
 
+def test_a_ledgers_ending_is_its_size_and_last_bytes(path: Path) -> None:
+    assert module.read_ending(path) is None
+    write(path, 0, 1)
+    content = path.read_bytes()
+    size, last_bytes = module.read_ending(path) or (0, b"")
+    assert size == len(content)
+    assert last_bytes
+    assert content.endswith(last_bytes)
+
+
 def test_steps_between_damaged_lines_are_counted(path: Path) -> None:
     write(path, 0, 1, 2)
     lines = path.read_bytes().splitlines(keepends=True)
