@@ -13,7 +13,7 @@ import pytest
 
 from zdp_bench import caches
 from zdp_bench.data.cache import load_or_make
-from zdp_bench.privacy.memory import remember
+from zdp_bench.privacy.memory import call_cached
 
 ROWS = np.arange(40, dtype=np.float32).reshape(10, 4)
 
@@ -25,7 +25,7 @@ def use_arrays() -> bool:
 
 
 def use_numbers() -> bool:
-    return bool(remember(tick) != remember(tick))
+    return bool(call_cached(tick) != call_cached(tick))
 
 
 def tick(clock: Iterator[int] = count()) -> int:  # noqa: B008 - one clock for all calls

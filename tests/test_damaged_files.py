@@ -47,7 +47,7 @@ from zdp_bench.library import starts
 from zdp_bench.library.starts import Earlier
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.ledger_lines import MIN_STEP_LINE
-from zdp_bench.privacy.memory import remember
+from zdp_bench.privacy.memory import call_cached
 from zdp_bench.privacy.tally import Position, count_releases
 from zdp_bench.training import checkpoint
 from zdp_bench.training.checkpoint import Checkpoint
@@ -217,7 +217,7 @@ def half(number: int) -> list[float]:
 def read_number(place: Path) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(place))
-        return remember(half, 3)
+        return call_cached(half, 3)
 
 
 # ----------------------------------------------------------------------------------------- own data

@@ -23,7 +23,7 @@ from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.library import make_private
 from zdp_bench.privacy import accounting
-from zdp_bench.privacy.accounting import part_epsilon, tight_epsilon
+from zdp_bench.privacy.accounting import example_epsilon, tight_epsilon
 from zdp_bench.privacy.calibration import calibrate_mechanism
 from zdp_bench.privacy.composition import Spent, compose_epsilon
 from zdp_bench.privacy.ledger import Ledger
@@ -110,7 +110,7 @@ def test_epsilon_is_that_of_fewer_steps_at_a_higher_rate(steps: int) -> None:
     assert tight_epsilon(mechanism, steps, delta) == pytest.approx(by_hand, rel=2e-3)
     plain = replace(mechanism, sampling=replace(mechanism.sampling, cycle=1))
     assert tight_epsilon(mechanism, steps, delta) == tight_epsilon(plain, own, delta)
-    assert part_epsilon(mechanism, steps, delta) == part_epsilon(plain, own, delta)
+    assert example_epsilon(mechanism, steps, delta) == example_epsilon(plain, own, delta)
     spent = Spent(z, mechanism.sampling, steps)
     assert compose_epsilon([spent], delta) == tight_epsilon(mechanism, steps, delta)
     assert compose_epsilon([spent, spent], delta) == tight_epsilon(plain, 2 * own, delta)

@@ -405,7 +405,7 @@ def test_a_part_of_a_unit_has_an_epsilon_of_its_own(
 ) -> None:
     """A film of a child with several moves the sum by 2 C, and no page said so: 15.3 beside 8."""
     own = mechanism(z, rate)
-    found = acc.part_epsilon(own, steps, delta)
+    found = acc.example_epsilon(own, steps, delta)
     exact = from_gaussian_mechanism(
         z,
         sampling_prob=rate,
@@ -418,13 +418,13 @@ def test_a_part_of_a_unit_has_an_epsilon_of_its_own(
     assert found <= acc.pld_uniform(z / 2, rate, steps, delta) * 1.001
     for scheme in ("uniform", "shuffled"):  # replaced already, or nothing is known
         fixed = mechanism(z, rate, scheme)
-        assert acc.part_epsilon(fixed, 3, delta) == tight_epsilon(fixed, 3, delta)
+        assert acc.example_epsilon(fixed, 3, delta) == tight_epsilon(fixed, 3, delta)
 
 
 @pytest.mark.parametrize("scheme", ["poisson", "full"])
 def test_a_part_of_a_unit_in_every_batch_is_the_gaussian_at_half_the_noise(scheme: Scheme) -> None:
     every = mechanism(3.0, 1.0, scheme)
-    assert acc.part_epsilon(every, 7, DELTA) == acc.gdp_epsilon(2 * math.sqrt(7) / 3, DELTA)
+    assert acc.example_epsilon(every, 7, DELTA) == acc.gdp_epsilon(2 * math.sqrt(7) / 3, DELTA)
 
 
 @pytest.mark.parametrize("scheme", ["poisson", "uniform"])

@@ -17,7 +17,7 @@ from zdp_bench import assets
 from zdp_bench.privacy import memory
 from zdp_bench.privacy.accounting import rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
-from zdp_bench.privacy.memory import remember
+from zdp_bench.privacy.memory import call_cached
 
 PACKAGE = Path(memory.__file__).parent.parent
 EVEN = Sampling("poisson", 0.01, 10, 1000)
@@ -57,13 +57,13 @@ def test_whatever_a_number_depends_on_is_another_question(
     )
     for _ in range(2):
         for function, *arguments in asked:
-            assert remember(function, *arguments) == function(*arguments)
+            assert call_cached(function, *arguments) == function(*arguments)
     assert len(list(folder.iterdir())) == len(asked)
-    remember(slow, "answer")
+    call_cached(slow, "answer")
     for changed, other in (("version", str), ("sys", SimpleNamespace(modules={__name__: assets}))):
         memory._code.cache_clear()  # another process
         monkeypatch.setattr(memory, changed, other)
-        remember(slow, "answer")
+        call_cached(slow, "answer")
     memory._code.cache_clear()
     assert len(CALLS) == 3
 
@@ -79,18 +79,18 @@ def test_whatever_a_number_depends_on_is_another_question(
     ids=["cut", "list", "another number", "another question's"],
 )
 def test_a_damaged_or_foreign_file_is_ignored_and_mended(damage: Any, folder: Path) -> None:
-    right = remember(slow, "answer")
+    right = call_cached(slow, "answer")
     (file,) = folder.iterdir()
     whole = file.read_text()
     file.write_text(damage(json.loads(whole)))
-    assert remember(slow, "answer") == right
+    assert call_cached(slow, "answer") == right
     assert file.read_text() == whole
 
 
 def test_a_number_is_read_to_its_last_bit(folder: Path) -> None:
     asked = [(0.1 + 0.2, None), (math.inf, 1.0)]
     for _ in range(2):
-        assert [remember(pair, *one) for one in asked] == [[0.1 + 0.2, None], [math.inf, 1.0]]
+        assert [call_cached(pair, *one) for one in asked] == [[0.1 + 0.2, None], [math.inf, 1.0]]
     assert len(CALLS) == 2
 
 
@@ -98,14 +98,14 @@ def test_a_folder_that_cannot_be_written_only_costs_time(folder: Path) -> None:
     folder.parent.mkdir()
     folder.write_text("")
     for _ in range(2):
-        assert remember(slow, "answer") == 0.1 + 0.2
+        assert call_cached(slow, "answer") == 0.1 + 0.2
     assert len(CALLS) == 2
 
 
 def test_two_processes_at_once_read_whole_numbers(folder: Path) -> None:
     code = (
-        "from statistics import fmean\nfrom zdp_bench.privacy.memory import remember\n"
-        "assert all(remember(fmean, [i, 1]) == (i + 1) / 2 for i in range(200) for _ in range(3))"
+        "from statistics import fmean\nfrom zdp_bench.privacy.memory import call_cached\n"
+        "assert all(call_cached(fmean, [i, 1]) == (i + 1) / 2 for i in range(200) for _ in 'abc')"
     )
     several = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
     assert [one.wait() for one in several] == [0, 0]

@@ -24,7 +24,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.extras.sharing.export import export
 from zdp_bench.privacy.accounting import tight_epsilon
-from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon, spent_of_one
+from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon, list_spent
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.report.budget import describe_together, group_by_data, sheet
@@ -295,7 +295,7 @@ def test_a_budget_adds_what_is_spent_of_one_unit(finished: Outcome, tmp_path: Pa
     others = [*runs, replace(runs[0], unit="slice")]
     for alone in (True, False):
         with pytest.raises(ValueError, match="protect different units"):
-            spent_of_one(others, alone)
+            list_spent(others, alone)
     # a patient is one share of a run by patients, and of its plan
     of_patients = [one for one in runs if one.by_unit]
     (line,) = sheet(of_patients, None, [], tmp_path).numbers

@@ -26,19 +26,19 @@ class Remembering:
     broken = ""
 
     def start(self, of: LoggedRun) -> None:
-        self._remember("start", of)
+        self._call_cached("start", of)
 
     def log(self, metrics: dict[str, float]) -> None:
-        self._remember("log", metrics)
+        self._call_cached("log", metrics)
 
     def finish(self, record: records.Record, path: Path) -> None:
         assert records.read(path) == record
-        self._remember("finish", record)
+        self._call_cached("finish", record)
 
     def close(self) -> None:
-        self._remember("close", None)
+        self._call_cached("close", None)
 
-    def _remember(self, name: str, value: Any) -> None:
+    def _call_cached(self, name: str, value: Any) -> None:
         self.calls.append((name, value))
         if name == self.broken:
             raise ConnectionError("no\nnetwork")

@@ -26,7 +26,7 @@ from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.config.words import parse_words, read_words
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.experiments.times import Times, read_times, seconds_of
-from zdp_bench.privacy.memory import remember
+from zdp_bench.privacy.memory import call_cached
 from zdp_bench.records import Record
 from zdp_bench.registry import installed, lookup
 from zdp_bench.report import grids, papers, tables
@@ -100,7 +100,7 @@ def jobs_of_table(table: str) -> list[Job]:
 
     Checking them takes seconds, and imports torch.
     """
-    jobs = _remember(list_jobs, table)
+    jobs = _call_cached(list_jobs, table)
     return [Job(**{**job, "overrides": tuple(job["overrides"])}) for job in jobs]
 
 
@@ -125,11 +125,11 @@ def list_jobs(table: str, state: str = "") -> list[dict[str, Any]]:
     ]
 
 
-def _remember(function: Callable[..., Any], *arguments: Any) -> Any:
+def _call_cached(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return function(*arguments, state), from the cache if recipes and code have not changed."""
     if installed():  # plug-ins of other packages, whose changes the state does not show
         return function(*arguments)
-    return remember(function, *arguments, _state_of_code())
+    return call_cached(function, *arguments, _state_of_code())
 
 
 def _state_of_code() -> str:
@@ -299,7 +299,7 @@ def on_other_data(
             if drop_empty(dataset) not in own[job.recipe]:
                 others.append(dataset)
         if others:
-            for digest, label in _remember(digests_on, others, job.composed).items():
+            for digest, label in _call_cached(digests_on, others, job.composed).items():
                 moved.append(dataclasses.replace(filling, digest=digest, on=label))
     return moved
 

@@ -18,8 +18,13 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
 from zdp_bench.nn.surgery import surgery
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
-from zdp_bench.privacy.accounting import part_epsilon, patient_epsilon, rdp_epsilon, tight_epsilon
-from zdp_bench.privacy.memory import remember
+from zdp_bench.privacy.accounting import (
+    example_epsilon,
+    patient_epsilon,
+    rdp_epsilon,
+    tight_epsilon,
+)
+from zdp_bench.privacy.memory import call_cached
 from zdp_bench.registry import find_module, lookup
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training.batches import MICRO_BATCH, PASSES, bytes_per_example
@@ -180,10 +185,12 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
         "delta": delta,
         "epsilon_claimed": _claimed_epsilon(config.accountant, claim),
         "claimed_by": config.accountant,
-        "epsilon_tight": remember(tight_epsilon, mechanism, steps, delta),
-        "epsilon_rdp": remember(rdp_epsilon, mechanism, steps, delta),
-        "epsilon_patient": remember(patient_epsilon, mechanism, max_together, steps, delta),
-        "epsilon_part": remember(part_epsilon, mechanism, steps, delta) if by_patient else None,
+        "epsilon_tight": call_cached(tight_epsilon, mechanism, steps, delta),
+        "epsilon_rdp": call_cached(rdp_epsilon, mechanism, steps, delta),
+        "epsilon_patient": call_cached(patient_epsilon, mechanism, max_together, steps, delta),
+        "epsilon_part": call_cached(example_epsilon, mechanism, steps, delta)
+        if by_patient
+        else None,
         "unit": data.unit,
         "epsilon_of": data.unit if by_patient else "example",
         "max_epsilon": config.privacy.max_epsilon,
@@ -194,7 +201,7 @@ def _claimed_epsilon(accountant: str, claim: Claim) -> float:
     """Return the ε that an accountant claims. It is not cached for a plug-in, which may change."""
     if not lookup("accountant", accountant).__module__.startswith("zdp_bench."):
         return claimed_epsilon(accountant, claim)
-    return float(remember(claimed_epsilon, accountant, claim))
+    return float(call_cached(claimed_epsilon, accountant, claim))
 
 
 def predict_cost(setup: Setup, data: DatasetInfo, steps: int) -> Cost:

@@ -38,7 +38,7 @@ from zdp_bench.library.optimizers import (
 )
 from zdp_bench.library.starts import Earlier, Trainings
 from zdp_bench.library.units import Units
-from zdp_bench.privacy.accounting import affordable_steps, part_epsilon, tight_epsilon
+from zdp_bench.privacy.accounting import affordable_steps, example_epsilon, tight_epsilon
 from zdp_bench.privacy.composition import compose_epsilon
 from zdp_bench.privacy.noise import SecureNoise
 from zdp_bench.privacy.tally import Tally
@@ -403,7 +403,7 @@ class Private:
         if self.units.owners is not None:
             unit = {
                 "epsilon_of": "owner",
-                "epsilon_part": part_epsilon(mechanism, releases, self.delta),
+                "epsilon_part": example_epsilon(mechanism, releases, self.delta),
                 "examples_per_owner": self.units.most_owned,
             }
         return (

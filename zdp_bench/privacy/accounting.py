@@ -400,7 +400,7 @@ def tight_interval(
     return min(low, high), high  # if both are exact, rounding can put `low` 1e-12 above `high`
 
 
-def part_epsilon(
+def example_epsilon(
     mechanism: Mechanism,
     steps: int,
     delta: float,

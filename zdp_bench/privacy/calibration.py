@@ -12,7 +12,7 @@ from zdp_bench.privacy.accountants import Claim
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.composition import Spent, compose_epsilon
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
-from zdp_bench.privacy.memory import remember
+from zdp_bench.privacy.memory import call_cached
 from zdp_bench.registry import lookup, package_of
 
 optimize = LazyModule("scipy.optimize")
@@ -40,7 +40,7 @@ def calibrate(
     function = lookup("accountant", accountant)
     if package_of("accountant", accountant) != "zdp_bench":  # its code may change unnoticed
         return solve(target, _claimed, function, claim)
-    return float(remember(solve, target, _claimed, function, claim))
+    return float(call_cached(solve, target, _claimed, function, claim))
 
 
 def _claimed(
@@ -70,7 +70,7 @@ def calibrate_mechanism(
     """
     if unit.z == 0:
         raise ValueError("some direction gets no noise, so its ε is ∞ at every noise multiplier")
-    z = remember(solve, target, _tight, unit.sampling, steps, delta)
+    z = call_cached(solve, target, _tight, unit.sampling, steps, delta)
     return float(z / unit.z * (1 + 1e-12))  # rounding must not make the resulting z smaller
 
 
@@ -98,7 +98,7 @@ def calibrate_beside(
     """
     if own.z == 0:
         raise ValueError("some direction gets no noise, so its ε is ∞ at every noise multiplier")
-    z = remember(solve, target, _beside, list(earlier), own, runs, delta)
+    z = call_cached(solve, target, _beside, list(earlier), own, runs, delta)
     return float(z / own.z * (1 + 1e-12))  # see `calibrate_mechanism`
 
 

@@ -118,11 +118,11 @@ class Spending:
         return self.spent.z > 0 and self.spent.sampling.scheme != "shuffled"
 
 
-def spent_of_one(runs: Sequence[Spending], of_unit: bool) -> list[Spent]:
+def list_spent(runs: Sequence[Spending], of_unit: bool) -> list[Spent]:
     """Return what each run spent on one example or, with `of_unit`, on one unit.
 
     Raises:
-        ValueError: the runs protect different units, or some a unit and others an example.
+        ValueError: The runs protect different units, or some protect a unit and others an example.
     """
     hidden = {run.unit if of_unit or run.by_unit else "example" for run in runs}
     if len(hidden) > 1:

@@ -28,7 +28,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import read_json
 
 
-def remember(function: Callable[..., Any], *arguments: Any) -> Any:
+def call_cached(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return `function(*arguments)`, from the cache if possible.
 
     Args:

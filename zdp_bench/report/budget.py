@@ -8,8 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon, spent_of_one
-from zdp_bench.privacy.memory import remember
+from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon, list_spent
+from zdp_bench.privacy.memory import call_cached
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import is_deleted
 from zdp_bench.report.sheet import Sheet
@@ -211,10 +211,10 @@ def _list(words: Iterable[str]) -> str:
 def _epsilon_of_one(runs: Sequence[Spending], of_unit: bool, delta: float) -> float | None:
     """Return the joint ε of one example, or of one unit; None if it is not known."""
     try:
-        spent = spent_of_one(runs, of_unit)
+        spent = list_spent(runs, of_unit)
     except ValueError:
         return None
-    whole: float | None = remember(together_if_known, spent, delta)
+    whole: float | None = call_cached(together_if_known, spent, delta)
     return whole
 
 

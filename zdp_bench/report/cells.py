@@ -456,7 +456,7 @@ def _claimed(privacy: Privacy, step: int, epoch: int) -> float:
     """Return the claimed ε of a run if it had ended here, by its own accountant."""
     # Imported here: printing a table needs neither dp-accounting nor torch.
     from zdp_bench.privacy.accountants import Claim, claimed_epsilon
-    from zdp_bench.privacy.memory import remember
+    from zdp_bench.privacy.memory import call_cached
 
     sampling = privacy.sampling
     claim = Claim(
@@ -467,5 +467,5 @@ def _claimed(privacy: Privacy, step: int, epoch: int) -> float:
         sampling.records,
         epoch,
     )
-    epsilon: float = remember(claimed_epsilon, privacy.claimed_by, claim)
+    epsilon: float = call_cached(claimed_epsilon, privacy.claimed_by, claim)
     return epsilon

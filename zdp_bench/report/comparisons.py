@@ -25,7 +25,7 @@ import numpy as np
 from zdp_bench import records
 from zdp_bench.errors import UserError, require
 from zdp_bench.lazy import LazyModule
-from zdp_bench.privacy.memory import remember
+from zdp_bench.privacy.memory import call_cached
 from zdp_bench.records import Record
 
 special = LazyModule("scipy.special")
@@ -227,7 +227,7 @@ def students_t(first: Sequence[float], second: Sequence[float]) -> float:
     if len(set(first)) == 1 == len(set(second)):  # no spread: scipy would divide by zero
         return 1.0 if first[0] == second[0] else math.nan
     # Remembered, because importing scipy takes a second.
-    p: float = remember(_p_of_independent, list(first), list(second))
+    p: float = call_cached(_p_of_independent, list(first), list(second))
     return p
 
 
@@ -264,7 +264,7 @@ def paired_t(first: Sequence[float], second: Sequence[float]) -> Paired | None:
         return None
     difference = sum(differences) / len(differences)
     if len(set(differences)) > 1:
-        return Paired(difference, *remember(_interval_and_p, differences))
+        return Paired(difference, *call_cached(_interval_and_p, differences))
     # No spread: scipy would divide by zero.
     if difference == 0:
         return Paired(0.0, 0.0, 0.0, 1.0)

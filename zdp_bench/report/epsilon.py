@@ -25,7 +25,7 @@ from zdp_bench import assets
 from zdp_bench.errors import UserError, require
 from zdp_bench.privacy.accountants import Claim, answer_for_mechanisms, claimed_epsilon
 from zdp_bench.privacy.accounting import (
-    part_epsilon,
+    example_epsilon,
     patient_epsilon,
     patient_interval,
     tight_epsilon,
@@ -42,7 +42,7 @@ from zdp_bench.privacy.mechanism import (
     Sampling,
     Scheme,
 )
-from zdp_bench.privacy.memory import remember
+from zdp_bench.privacy.memory import call_cached
 from zdp_bench.privacy.statement import question, require_delta
 from zdp_bench.privacy.statement import show_epsilon as shown
 from zdp_bench.report import papers
@@ -130,7 +130,7 @@ def quoted() -> list[Quoted]:
 
 
 def reproduce(q: Quoted) -> Reproduction:
-    """Compute what became of a quoted ε, or remember it."""
+    """Recompute a quoted ε, from the cache if possible."""
     inf = math.inf
     if q.noise == "none":
         return Reproduction(
@@ -147,16 +147,18 @@ def reproduce(q: Quoted) -> Reproduction:
     if q.sigma is None:
         sigma = calibrate(float(q.printed), q.convention, claim)
         claim = dataclasses.replace(claim, noise_multiplier=sigma)
-    reproduced = remember(claimed_epsilon, q.convention, claim)
+    reproduced = call_cached(claimed_epsilon, q.convention, claim)
     verdict: Agreement = "reproduced" if same_digits(q.printed, reproduced) else "not reproduced"
     mechanism = _mechanism(q, claim.noise_multiplier, q.sampling, rate)
-    at_least, tight = remember(tight_interval, mechanism, steps, q.delta)
+    at_least, tight = call_cached(tight_interval, mechanism, steps, q.delta)
     many = q.examples_per_patient
-    low, high = remember(patient_interval, mechanism, many, steps, q.delta) if many else (None,) * 2
+    low, high = (
+        call_cached(patient_interval, mechanism, many, steps, q.delta) if many else (None,) * 2
+    )
     poisson = None
     if q.sampling != "poisson":
         other = _mechanism(q, claim.noise_multiplier, "poisson", rate)
-        poisson = remember(tight_epsilon, other, steps, q.delta)
+        poisson = call_cached(tight_epsilon, other, steps, q.delta)
     return Reproduction(
         quoted=q,
         sigma=claim.noise_multiplier,
@@ -391,7 +393,7 @@ def _bounds(given: OwnNumbers) -> list[Bound]:
         remark = TIGHT_INTERVAL if fixed_size else REMARKS[of.kind]
         bounds.append(Bound(name, remark, of.epsilon, of.at_least))
         if name == "pld" and given.sampling.adjacency == "add_or_remove_one":
-            bounds.append(Bound(name, OF_PART, part_epsilon))
+            bounds.append(Bound(name, OF_PART, example_epsilon))
         if name == "pld" and many is not None:
             remark = f"tight, for a patient or image with {many} examples"
             bounds.append(

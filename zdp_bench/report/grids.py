@@ -18,9 +18,9 @@ from typing import Any
 
 from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.privacy.accounting import part_epsilon
+from zdp_bench.privacy.accounting import example_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.privacy.memory import remember
+from zdp_bench.privacy.memory import call_cached
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Privacy, Record
 from zdp_bench.report import names, papers
@@ -377,4 +377,4 @@ def _epsilon_of_one_example(privacy: Privacy) -> str:
     if not privacy.is_of_unit or privacy.examples_per_patient <= 1:
         return ""
     mechanism = Mechanism.of_z(privacy.z, privacy.sampling)
-    return show_epsilon(remember(part_epsilon, mechanism, privacy.steps, privacy.delta))
+    return show_epsilon(call_cached(example_epsilon, mechanism, privacy.steps, privacy.delta))

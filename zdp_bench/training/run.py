@@ -23,7 +23,12 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.program import renew
 from zdp_bench.nn.surgery import surgery
-from zdp_bench.privacy.accounting import part_epsilon, patient_interval, rdp_epsilon, tight_interval
+from zdp_bench.privacy.accounting import (
+    example_epsilon,
+    patient_interval,
+    rdp_epsilon,
+    tight_interval,
+)
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import run_key
 from zdp_bench.privacy.tally import BudgetExceeded, Position, Tally
@@ -640,7 +645,7 @@ def privacy_report(
         "claimed_by": config.accountant,
         "epsilon_patient": patient,
         "epsilon_patient_at_least": patient_at_least,
-        **({"epsilon_part": part_epsilon(mechanism, releases, delta)} if by_patient else {}),
+        **({"epsilon_part": example_epsilon(mechanism, releases, delta)} if by_patient else {}),
         "examples_per_patient": min(examples_per_patient, max_examples or examples_per_patient),
         "unit": unit,
         "epsilon_of": epsilon_of(config, unit),

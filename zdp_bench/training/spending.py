@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Unfit, parse_as, read_json
-from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon, spent_of_one
+from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon, list_spent
 from zdp_bench.privacy.ledger import drop_copies, find_ledgers, has_steps, is_ledger
 from zdp_bench.privacy.ledger_lines import count_intact_steps, unreadable
 from zdp_bench.privacy.mechanism import Mechanism
@@ -128,7 +128,7 @@ def _require_within(config: Run, own: Spending) -> None:
         config.results,
     )
     try:
-        all_spent = spent_of_one([*others, own], own.by_unit)
+        all_spent = list_spent([*others, own], own.by_unit)
         before = compose_epsilon(all_spent[:-1], delta)
         after = compose_epsilon(all_spent, delta)
     except ValueError as error:

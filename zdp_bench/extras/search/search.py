@@ -33,7 +33,7 @@ from zdp_bench.extras.search.space import Search, grid_of
 from zdp_bench.foreign_files import Shape, misfits, read_json
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate_beside, calibrate_mechanism
-from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon, spent_of_one
+from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon, list_spent
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Document
@@ -188,7 +188,7 @@ def _epsilon_of_earlier(config: Run, earlier: Sequence[Spending]) -> float:
     Raises:
         ValueError: the runs protect different units, so that they have no common ε.
     """
-    return compose_epsilon(spent_of_one(earlier, config.privacy.by_patient), config.privacy.delta)
+    return compose_epsilon(list_spent(earlier, config.privacy.by_patient), config.privacy.delta)
 
 
 def _name_runs(config: Run, runs: Sequence[Spending]) -> str:
@@ -336,7 +336,7 @@ def noise_words(
     at_1 = spend(configured([*words, "algorithm.noise_multiplier=1.0"]), data)
     try:
         if earlier:
-            spent_before = spent_of_one(earlier, config.privacy.by_patient)
+            spent_before = list_spent(earlier, config.privacy.by_patient)
             multiplier = calibrate_beside(search.epsilon, spent_before, at_1, search.trials, delta)
         else:
             mechanism = Mechanism.of_z(at_1.z, at_1.sampling)
@@ -376,7 +376,7 @@ def find_limit(
     delta = config.privacy.delta
     earlier = _name_runs(config, others)
     try:
-        spent = spent_of_one([*others, planned], planned.by_unit)
+        spent = list_spent([*others, planned], planned.by_unit)
         before = compose_epsilon(spent[:-1], delta)
         after = compose_epsilon(spent, delta)
     except ValueError as error:
@@ -446,7 +446,7 @@ def _find_epsilon(
 ) -> float | None:
     """Return the total tight ε for one example, or for one unit; None if it is unknown."""
     try:
-        return compose_epsilon(spent_of_one(spendings, of_unit), delta)
+        return compose_epsilon(list_spent(spendings, of_unit), delta)
     except ValueError:
         return None
 

@@ -27,7 +27,7 @@ from zdp_bench.foreign_files import read_text
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.library.keys import kind_of
 from zdp_bench.library.starts import Earlier, Trainings, describe
-from zdp_bench.privacy.accounting import part_epsilon
+from zdp_bench.privacy.accounting import example_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.ledger_lines import LedgerError
 from zdp_bench.privacy.mechanism import Mechanism
@@ -201,7 +201,7 @@ def _check_loop(folder: Path, report: Source) -> Iterator[Check]:
     computed = {
         **released_report(mechanism, ledger, steps, delta, kind == "cryptographic"),
         "epsilon_of": "owner" if owners else "example",
-        "epsilon_part": part_epsilon(mechanism, steps, delta),
+        "epsilon_part": example_epsilon(mechanism, steps, delta),
         "start": describe(this_training, _earlier_of(privacy), delta),
     }
     unknown = ONLY_IN_REPORT | (facts.keys() - ledger.facts.keys())
