@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import faulthandler
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import sys
 import tempfile
@@ -25,8 +27,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGKILL, SIGXCPU
 from typing import Any, NamedTuple
 
 import parso
@@ -48,6 +51,14 @@ COPIED = (
 )
 CONFIG = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 LEAST = 0.95
+MOST_SECONDS = 600  # of computing, of a file of tests as the code stands
+WAITING = 10  # how many times as long a process may take on a busy machine
+REASONS = {
+    "failed": "fails",
+    "crashed": "ends its process",
+    "timeout": f"does not end within {MOST_SECONDS} s",
+}
+WORDS = {"passed": "survived", "failed": "killed", "crashed": "killed", "timeout": "timeout"}
 
 # An operator is replaced by others that numbers take as well: anything else would only raise a
 # TypeError.
@@ -216,25 +227,52 @@ def is_code(text: str) -> bool:
     return True
 
 
-def run_tests(folder: Path, tests: list[str], limit: float) -> str:
-    """ "passed", "failed" or "timeout", from a process of its own that has torch at hand."""
-    child = multiprocessing.get_context("fork").Process(target=_test, args=(folder, tests))
+def run_tests(folder: Path, tests: list[str], limit: float) -> tuple[str, float]:
+    """Run tests in a process of its own, which has torch at hand.
+
+    Args:
+        folder: the copy of the repository. Its file `output` receives what is printed; of tests
+            that only wait, also where every thread was.
+        tests: files or names of tests.
+        limit: seconds of computing that the process has. They are not those of the clock, which
+            say how busy the machine is; pytest itself ends a test that waits for 5 minutes.
+
+    Returns:
+        "passed", "failed", "crashed" (a signal ended the process) or "timeout", and the seconds of
+        computing.
+    """
+    before = _children_seconds()
+    child = multiprocessing.get_context("fork").Process(target=_test, args=(folder, tests, limit))
     child.start()
-    child.join(limit)
-    if child.is_alive():
+    child.join(WAITING * limit)
+    is_late = child.is_alive()
+    with suppress(ProcessLookupError):  # where nothing is left: else a test left processes behind
         os.killpg(child.pid or 0, SIGKILL)
-        child.join()
-        return "timeout"
-    return "failed" if child.exitcode else "passed"
+    child.join()
+    seconds = _children_seconds() - before
+    code = child.exitcode or 0
+    if is_late or code == -SIGXCPU:
+        return "timeout", seconds
+    if code < 0:
+        return "crashed", seconds
+    return "failed" if code else "passed", seconds
 
 
-def _test(folder: Path, tests: list[str]) -> None:
+def _children_seconds() -> float:
+    """Return the seconds of computing of all processes of tests that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _test(folder: Path, tests: list[str], limit: float) -> None:
     os.setsid()
+    resource.setrlimit(resource.RLIMIT_CPU, (ceil(limit), resource.RLIM_INFINITY))
     os.chdir(folder)
     os.environ |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     sys.dont_write_bytecode = True
     sys.path[0] = str(folder)
     with (folder / "output").open("w") as file, redirect_stdout(file), redirect_stderr(file):
+        faulthandler.dump_traceback_later(0.95 * WAITING * limit, file=file)
         import pytest
 
         code, cases = 1, ["-k", CONFIG["only"].replace("\n", " ")]
@@ -247,6 +285,16 @@ def _test(folder: Path, tests: list[str]) -> None:
                 )
             )
     os._exit(code)
+
+
+def time_tests(folder: Path, test: str) -> float:
+    """Return the seconds of computing of a file of tests, which must pass as the code stands."""
+    ended, seconds = run_tests(folder, [test], MOST_SECONDS)
+    if ended != "passed":
+        printed = (folder / "output").read_text(encoding="utf-8")
+        reason = REASONS[ended]
+        raise SystemExit(f"{test} {reason} as the code stands:\n{printed[-5000:]}")
+    return seconds
 
 
 def try_mutants(
@@ -275,13 +323,8 @@ def try_mutants(
         for test in tests:
             if test not in needed:
                 start = time.monotonic()
-                if run_tests(folder, [test], 600) != "passed":
-                    raise SystemExit(
-                        f"{test} fails as the code stands:\n"
-                        f"{(folder / 'output').read_text()[-2000:]}"
-                    )
-                needed[test] = time.monotonic() - start
-                end += needed[test]  # the time that was asked for is that of mutants
+                needed[test] = time_tests(folder, test)
+                end += time.monotonic() - start  # what was asked for is the time of mutants
         before = path.read_text(encoding="utf-8")
         after = mutate_code(before, mutant.operator, mutant.occurrence)
         change = change_of(mutant.module, before, after)
@@ -292,9 +335,9 @@ def try_mutants(
             continue
         path.write_text(after, encoding="utf-8")
         start = time.monotonic()
-        ended = run_tests(folder, tests, 15 + 3 * sum(needed[test] for test in tests))
+        ended, _ = run_tests(folder, tests, 15 + 3 * sum(needed[test] for test in tests))
         path.write_text(before, encoding="utf-8")
-        word = {"passed": "survived", "failed": "killed"}.get(ended, ended)
+        word = WORDS[ended]
         counts[word] += 1
         where = f"{mutant.module}:{mutant.line} {type(mutant.operator).__name__}"
         print(f"{word:8} {time.monotonic() - start:4.0f} s  {where}", flush=True)
