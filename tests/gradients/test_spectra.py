@@ -94,16 +94,16 @@ def test_half_a_spectrum_is_enough(sizes: tuple[int, ...]) -> None:
         torch.randn(B, channels, *(max(1, s // 2) for s in sizes), dtype=torch.float64)
         for channels in (2, 3)
     )
-    of = Correlation(x, g, sizes)
-    formed = of.per_sample(0, B)  # [B, O, I, *sizes]
+    correlation = Correlation(x, g, sizes)
+    formed = correlation.per_sample(0, B)  # [B, O, I, *sizes]
     dims = tuple(range(-len(sizes), 0))
     of_g, of_x = (torch.fft.fftn(signal, s=sizes, dim=dims) for signal in (g, x))
     spectra = of_g.conj().unsqueeze(2) * of_x.unsqueeze(1)
     torch.testing.assert_close(formed, torch.fft.ifftn(spectra, dim=dims).real)
-    torch.testing.assert_close(of.squared_norms(), formed.square().flatten(1).sum(dim=1))
+    torch.testing.assert_close(correlation.squared_norms(), formed.square().flatten(1).sum(dim=1))
     factors = torch.rand(B, dtype=torch.float64)
     weighted = torch.einsum("b,b...->...", factors, formed)
-    torch.testing.assert_close(of.weighted_sum(factors), weighted)
+    torch.testing.assert_close(correlation.weighted_sum(factors), weighted)
 
 
 def test_many_examples_are_transformed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,13 @@
-"""Block-circulant layers, and per-sample correlations by their spectra, of which they are made.
+"""The rule of block-circulant layers, and per-sample correlations in the Fourier domain.
 
-The weight gradients of a convolution and of a circulant layer are Σ_t g[o, t]·x[i, t + lag], whose
-spectrum conj(ĝ)·x̂ is an outer product of channels at each frequency. By Parseval the norm,
+The weight gradient of a convolution or of a circulant layer is the correlation
+Σ_t g[o, t]·x[i, t + lag]. Its spectrum conj(ĝ)·x̂ is an outer product of channels at each frequency.
+By Parseval's theorem, the norm
 
-    ‖g ⋆ x‖² = 1/N Σ_k (Σ_o |ĝ[o, k]|²)(Σ_i |x̂[i, k]|²),
+    ‖g ⋆ x‖² = 1/N Σ_k (Σ_o |ĝ[o, k]|²)(Σ_i |x̂[i, k]|²)
 
-needs no product, and a weighted sum over examples is one matrix product per frequency. Signals are
-real, so half of the frequencies are enough.
+does not require this product, and a weighted sum over examples is one matrix product per frequency.
+Signals are real, so half of the frequencies are enough.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ def circulant(
     x: Tensor,
     g: Tensor,
 ) -> dict[str, LayerGradient]:
-    """[B, n]: norms by Parseval. [B, *, n]: the correlations of all positions are summed."""
+    """Return the gradients of a circulant layer.
+
+    For inputs [B, n], norms follow from Parseval's theorem. For inputs [B, *, n], the correlations
+    of all positions are formed and added up.
+    """
     assert isinstance(layer, CirculantLinear)
     if x.is_complex():
         raise NoRule("a real circulant layer on complex numbers")
@@ -51,11 +56,11 @@ def circulant(
     positions = x.shape[1]
 
     def per_sample(start: int, stop: int) -> Tensor:
-        own_x = x[start:stop].flatten(0, 1)  # [b·T, in]
-        own_g = g[start:stop].flatten(0, 1)
-        correlation = correlate(layer, own_x, own_g)
-        of_positions = correlation.per_sample(0, len(own_x))
-        return of_positions.unflatten(0, (-1, positions)).sum(dim=1)
+        x_rows = x[start:stop].flatten(0, 1)  # [b·T, in]
+        g_rows = g[start:stop].flatten(0, 1)  # [b·T, out]
+        correlation = correlate(layer, x_rows, g_rows)
+        gradients_of_rows = correlation.per_sample(0, len(x_rows))
+        return gradients_of_rows.unflatten(0, (-1, positions)).sum(dim=1)
 
     weight = LayerGradient(
         per_sample,
@@ -70,30 +75,41 @@ def correlate(
     x: Tensor,
     g: Tensor,
 ) -> Correlation:
-    """Correlate x and g by blocks: lag m of block (p, q) is the gradient of w[p, q, m]."""
+    """Return the correlation of x and g by blocks.
+
+    Lag m of block (p, q) is the gradient of w[p, q, m].
+    """
     block = layer.block
     return Correlation(in_blocks(x, block), in_blocks(g, block), (block,))
 
 
-# ------------------------------------------------------------------ correlations by their spectra
+# ------------------------------------------------------------- correlations in the Fourier domain
 
-# Spectra of at most so many bytes per layer are kept between norm and sum; larger ones are computed
-# again, a few examples at a time.
+# Memory for the spectra of a layer. If they fit, they are kept from the norms to the sum; otherwise
+# they are computed twice, a few examples at a time.
 SPECTRA_BYTES = 64 * 2**20
-# Transforms of at most so many points are matrix products. Measured: half the time of the FFT at 24
-# and 60 points, the same at 128.
-SHORT = 64
-# Squares of so many channels are added one after the other: their rounding is within `SAFETY`.
-CHANNELS = 128
+# Largest number of points of a transform that is computed as a matrix product. Measured: a product
+# takes half the time of the FFT at 24 and 60 points, and the same time at 128.
+MAX_MATRIX_POINTS = 64
+# Number of channels whose squares are added up one after the other. The rounding errors of so few
+# terms are covered by `clipping.SAFETY`.
+CHANNELS_AT_ONCE = 128
 
 
 @dataclass(frozen=True)
 class Correlation:
-    """The circular correlation g ⋆ x of every example."""
+    """The circular correlation g ⋆ x of each example.
 
-    x: Tensor  # [B, I, *s], real
-    g: Tensor  # [B, O, *t], real
-    sizes: tuple[int, ...]  # of the transforms; from s + t − 1 on it is the linear correlation
+    Attributes:
+        x: real inputs, [B, I, *s].
+        g: real output gradients, [B, O, *t].
+        sizes: number of points of the transform of each dimension. If a size is at least s + t − 1,
+            the circular correlation equals the linear one.
+    """
+
+    x: Tensor
+    g: Tensor
+    sizes: tuple[int, ...]
 
     def gradient(self) -> LayerGradient:
         """Return the correlations as the per-sample gradients of a parameter."""
@@ -106,23 +122,27 @@ class Correlation:
 
     def squared_norms(self) -> Tensor:
         """Return ‖gᵢ ⋆ xᵢ‖² over all channels and lags, [B] in float64."""
-        twice = multiplicity(self.sizes[-1], self.x.device).unsqueeze(-1)
-        parts = []
+        multiplicity = _multiplicity(self.sizes[-1], self.x.device).unsqueeze(-1)
+        squares_of_chunks = []
         for x_hat, g_hat in self._spectra:
             power = _power(x_hat) * _power(g_hat)  # [*half, b]
-            whole_power = (power * twice).flatten(0, -2)
-            parts.append(whole_power.sum(dim=0, dtype=torch.float64))
-        return torch.cat(parts) / prod(self.sizes)
+            whole_power = (power * multiplicity).flatten(0, -2)
+            squares_of_chunks.append(whole_power.sum(dim=0, dtype=torch.float64))
+        return torch.cat(squares_of_chunks) / prod(self.sizes)
 
     def summands(self) -> Summands:
-        """`weighted_sum` adds the very spectra that are measured, but for the inverse transform."""
+        """Return each example's spectrum as a single term.
+
+        `weighted_sum` adds up the same spectra that `squared_norms` measures; only the inverse
+        transform of the sum is not measured.
+        """
         return Summands(self.squared_norms().sqrt(), 1)
 
     def per_sample(self, start: int, stop: int) -> Tensor:
-        """Return g ⋆ x of these examples, [stop − start, O, I, *sizes]."""
-        part = Correlation(self.x[start:stop], self.g[start:stop], self.sizes)
+        """Return g ⋆ x of examples start … stop − 1, [stop − start, O, I, *sizes]."""
+        selected = Correlation(self.x[start:stop], self.g[start:stop], self.sizes)
         signals = []
-        for x_hat, g_hat in part._spectra:
+        for x_hat, g_hat in selected._spectra:
             columns = g_hat.conj().unsqueeze(-2)
             rows = x_hat.unsqueeze(-3)
             spectra = (columns * rows).movedim((-1, -3, -2), (0, 1, 2))  # [b, O, I, *half]
@@ -135,10 +155,10 @@ class Correlation:
         start = 0
         for x_hat, g_hat in self._spectra:
             stop = start + x_hat.shape[-1]
-            own_factors = factors[start:stop].to(self.x.dtype)
+            chunk_factors = factors[start:stop].to(self.x.dtype)
             start = stop
-            # x̂ usually has fewer channels than ĝ
-            weighted = flush_subnormals(x_hat * own_factors)
+            # The factors are applied to x̂, which usually has fewer channels than ĝ.
+            weighted = flush_subnormals(x_hat * chunk_factors)
             product = g_hat @ weighted.conj().mT  # [*half, O, I]
             total = product if total is None else total.add_(product)
         assert total is not None
@@ -152,114 +172,128 @@ class Correlation:
 
     @cached_property
     def _spectra(self) -> Iterable[tuple[Tensor, Tensor]]:
-        """x̂ [*half, I, b] and ĝ [*half, O, b], not normalised, a few examples at a time."""
+        """The spectra x̂ [*half, I, b] and ĝ [*half, O, b], without normalisation, in chunks.
+
+        They are kept if all examples fit in one chunk.
+        """
         spectra = _Spectra(self)
-        if spectra.at_once < len(self.x):
+        if spectra.chunk < len(self.x):
             return spectra
         return list(spectra)
 
 
 @dataclass(frozen=True)
 class _Spectra:
-    """The spectra of a correlation, computed again at each iteration.
+    """The spectra of a correlation in chunks of examples, computed anew by each iteration.
 
-    Examples come last, so that transforms, powers and products run along them. Measured: products
-    six times as fast as with examples first, and no transform slower.
+    The examples are in the last dimension, so that transforms, powers and products run along them.
+    Measured: products are six times as fast as with the examples first, and no transform is slower.
     """
 
-    of: Correlation
+    correlation: Correlation
 
     @property
-    def at_once(self) -> int:
-        """How many examples' spectra are held at a time."""
-        x, g = self.of.x, self.of.g
+    def chunk(self) -> int:
+        """Number of examples whose spectra are in memory at any one time."""
+        x, g, sizes = self.correlation.x, self.correlation.g, self.correlation.sizes
         channels = x.shape[1] + g.shape[1]
-        numbers = 2 * channels * prod(half(self.of.sizes))  # real ones, of an example
-        most = SPECTRA_BYTES * device_scale(x, GPU_SCALE // 4)
-        return max(1, most // (numbers * x.element_size()))
+        complex_numbers = channels * prod(_half_shape(sizes))
+        bytes_per_example = 2 * complex_numbers * x.element_size()
+        max_bytes = SPECTRA_BYTES * device_scale(x, GPU_SCALE // 4)
+        return max(1, max_bytes // bytes_per_example)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        x_pieces = self.of.x.split(self.at_once)
-        g_pieces = self.of.g.split(self.at_once)
-        for x, g in zip(x_pieces, g_pieces, strict=True):
-            x_hat = _half_spectrum(x, self.of.sizes)
-            g_hat = _half_spectrum(g, self.of.sizes)
-            yield x_hat, g_hat
+        sizes = self.correlation.sizes
+        x_chunks = self.correlation.x.split(self.chunk)
+        g_chunks = self.correlation.g.split(self.chunk)
+        for x, g in zip(x_chunks, g_chunks, strict=True):
+            yield _half_spectrum(x, sizes), _half_spectrum(g, sizes)
 
 
 def _half_spectrum(signal: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Transform [b, C, *s] -> [*half, C, b], zero-padded to `sizes`, one dimension at a time."""
+    """Return the spectrum of signals zero-padded to `sizes`, [b, C, *s] -> [*half, C, b].
+
+    One dimension is transformed at a time. The last comes first, because only it is transformed
+    from real numbers, to half of the frequencies.
+    """
     channels_and_examples_last = (*range(2, signal.dim()), 1, 0)
     spectrum = signal.permute(channels_and_examples_last).contiguous()
     last = len(sizes) - 1
     for dim, size in reversed(list(enumerate(sizes))):
-        if size <= SHORT:
-            numbers = spectrum.to(signal.dtype.to_complex())
-            spectrum = _by_matrix(numbers, dim, size, real=dim == last)
+        if size <= MAX_MATRIX_POINTS:
+            complex_signal = spectrum.to(signal.dtype.to_complex())
+            spectrum = _transform_by_matrix(complex_signal, dim, size, is_half=dim == last)
         else:
             transform = torch.fft.rfft if dim == last else torch.fft.fft
             spectrum = transform(spectrum, n=size, dim=dim).contiguous()
     return spectrum
 
 
-def _by_matrix(
+def _transform_by_matrix(
     signal: Tensor,
     dim: int,
     size: int,
-    real: bool,
+    is_half: bool,
 ) -> Tensor:
-    """Transform `dim`, zero-padded to `size`, by a product; half of the frequencies if `real`."""
+    """Transform one dimension, zero-padded to `size`, by a matrix product.
+
+    Args:
+        signal: complex signal [*, s, *].
+        dim: the dimension of size s.
+        size: number of points of the transform.
+        is_half: return the frequencies 0 … size // 2 only.
+    """
     before = signal.shape[:dim]
     length = signal.shape[dim]
     after = signal.shape[dim + 1 :]
-    matrix = _fourier(size, length, real, signal.dtype, signal.device)  # [k, s]
+    matrix = _fourier_matrix(size, length, is_half, signal.dtype, signal.device)  # [k, s]
     product = matrix @ signal.view(prod(before), length, prod(after))
     return product.view(*before, len(matrix), *after)
 
 
 @cache
-def _fourier(
+def _fourier_matrix(
     size: int,
-    times: int,
-    real: bool,
+    length: int,
+    is_half: bool,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """Return exp(−2πi·k·t / size) of all frequencies k and the first `times` times t."""
-    frequencies = torch.arange(size // 2 + 1 if real else size)
-    # Whole numbers below `size`: no large angle is rounded.
-    turns = torch.outer(frequencies, torch.arange(times)) % size
-    angles = turns.double() * (-2 * math.pi / size)
+    """Return exp(−2πi·k·t / size) for frequencies k and times t < `length`, [k, t]."""
+    frequencies = torch.arange(size // 2 + 1 if is_half else size)
+    # k·t is reduced modulo `size` as an integer, which is exact; a large angle would be rounded.
+    steps = torch.outer(frequencies, torch.arange(length)) % size
+    angles = steps.double() * (-2 * math.pi / size)
     matrix = torch.polar(torch.ones_like(angles), angles)
     return matrix.to(device, dtype)
 
 
 def _power(z: Tensor) -> Tensor:
-    """Return Σ over channels of |z|²: [*, C, b] -> [*, b]."""
-    reals = torch.view_as_real(z).flatten(-2)
-    parts = []
-    for channels in reals.split(CHANNELS, dim=-2):
+    """Return Σ_c |z_c|² over channels c, [*, C, b] -> [*, b]."""
+    reals = torch.view_as_real(z).flatten(-2)  # [*, C, 2·b], real and imaginary parts alternating
+    powers = []
+    for channels in reals.split(CHANNELS_AT_ONCE, dim=-2):
         power = channels.select(-2, 0).square()
         for channel in channels.unbind(-2)[1:]:
-            power.addcmul_(channel, channel)  # no square is written to memory
-        parts.append(power)
-    power = reduce(torch.add, parts)
+            power.addcmul_(channel, channel)  # does not write the square to memory
+        powers.append(power)
+    power = reduce(torch.add, powers)
     return power[..., ::2] + power[..., 1::2]
 
 
-def half(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a real signal's spectrum: the last dimension up to Nyquist."""
+def _half_shape(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a real signal's half spectrum: the last dimension ends at Nyquist."""
     return (*sizes[:-1], sizes[-1] // 2 + 1)
 
 
 @cache
-def multiplicity(size: int, device: torch.device) -> Tensor:
+def _multiplicity(size: int, device: torch.device) -> Tensor:
     """Return how often each frequency of the half spectrum is in the whole one: once or twice.
 
-    Made once: writing a number into a tensor on a GPU waits for it.
+    Cached because it takes several kernels on a GPU.
     """
-    twice = torch.full((size // 2 + 1,), 2.0, device=device)
-    twice[0] = 1.0
-    if size % 2 == 0:
-        twice[-1] = 1.0
-    return twice
+    counts = torch.full((size // 2 + 1,), 2.0, device=device)
+    counts[0] = 1.0
+    if size % 2 == 0:  # the Nyquist frequency
+        counts[-1] = 1.0
+    return counts

@@ -1,6 +1,7 @@
-"""Normalisation with scale and shift, y = w·x̂ + b: gradients Σ g·x̂ (x̂ conjugated) and Σ g.
+"""Rules of normalisation layers, and of PReLU, whose parameters scale channels as well.
 
-And PReLU, whose parameters scale channels as well.
+For y = w·x̂ + b with normalised input x̂, the gradient of the scale w is Σ g·conj(x̂), and that of the
+shift b is Σ g. Both sums run over the positions that share an entry of w and b.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def group_norm(
     x: Tensor,
     g: Tensor,
 ) -> dict[str, LayerGradient]:
-    """x, g [B, C, *]."""
+    """Return the gradients of a group norm for x and g [B, C, *]."""
     assert isinstance(layer, nn.GroupNorm)
     normalised = F.group_norm(x, layer.num_groups, eps=layer.eps)
     return _by_channel(normalised, g)
@@ -37,7 +38,10 @@ def complex_norm(
     x: Tensor,
     g: Tensor,
 ) -> dict[str, LayerGradient]:
-    """Complex x, g [B, C, *]; the whitened input is computed again rather than kept."""
+    """Return the gradients of a complex norm for complex x and g [B, C, *].
+
+    The whitened input is computed again, because keeping it would take memory.
+    """
     assert isinstance(layer, ComplexGroupNorm)
     normalised = normalise(x, layer.groups, eps=layer.eps)
     return _by_channel(normalised, g)
@@ -49,7 +53,7 @@ def instance_norm(
     x: Tensor,
     g: Tensor,
 ) -> dict[str, LayerGradient]:
-    """x, g [B, C, *]."""
+    """Return the gradients of an instance norm for x and g [B, C, *]."""
     if layer.track_running_stats:
         raise NoRule("an instance norm with running statistics, which mix examples")
     eps: float = layer.eps  # type: ignore[assignment]
@@ -62,7 +66,7 @@ def layer_norm(
     x: Tensor,
     g: Tensor,
 ) -> dict[str, LayerGradient]:
-    """x, g [B, *, *normalized_shape]."""
+    """Return the gradients of a layer norm for x and g [B, *, *normalized_shape]."""
     assert isinstance(layer, nn.LayerNorm)
     shape = layer.normalized_shape
     normalised = F.layer_norm(x, shape, eps=layer.eps)
@@ -75,7 +79,7 @@ def rms_norm(
     x: Tensor,
     g: Tensor,
 ) -> dict[str, LayerGradient]:
-    """x, g [B, *, *normalized_shape]; no shift."""
+    """Return the gradient of an RMS norm's scale for x and g [B, *, *normalized_shape]."""
     assert isinstance(layer, nn.RMSNorm)
     shape = layer.normalized_shape
     normalised = F.rms_norm(x, shape, eps=layer.eps)
@@ -84,30 +88,31 @@ def rms_norm(
 
 
 def _by_channel(normalised: Tensor, g: Tensor) -> dict[str, LayerGradient]:
-    """Scale and shift [C] of x̂, g [B, C, *]."""
+    """Return the gradients of a scale and shift [C], for x̂ and g [B, C, *]."""
     positions = range(2, g.dim())
-    return _summed(normalised, g, tuple(positions))
+    return _add_positions(normalised, g, tuple(positions))
 
 
 def _by_position(
     normalised: Tensor,
     g: Tensor,
-    trailing: int,
+    shape_dims: int,
 ) -> dict[str, LayerGradient]:
-    """Scale and shift [*normalized_shape], the last `trailing` dimensions of x̂, g."""
-    positions = range(1, g.dim() - trailing)
-    return _summed(normalised, g, tuple(positions))
+    """Return the gradients of a scale and shift with the shape of the last `shape_dims` dims."""
+    positions = range(1, g.dim() - shape_dims)
+    return _add_positions(normalised, g, tuple(positions))
 
 
-def _summed(
+def _add_positions(
     normalised: Tensor,
     g: Tensor,
-    dims: tuple[int, ...],
+    positions: tuple[int, ...],
 ) -> dict[str, LayerGradient]:
+    """Return the gradients of scale and shift, added up over the dimensions `positions`."""
     weight = g * normalised.conj()
-    if dims:
-        weight = weight.sum(dim=dims)
-        g = g.sum(dim=dims)
+    if positions:  # with dim=(), torch would sum over all dimensions
+        weight = weight.sum(dim=positions)
+        g = g.sum(dim=positions)
     return {"weight": LayerGradient.from_gradients(weight), "bias": LayerGradient.from_gradients(g)}
 
 
@@ -117,7 +122,10 @@ def prelu(
     x: Tensor,
     g: Tensor,
 ) -> dict[str, LayerGradient]:
-    """y = max(x, 0) + w·min(x, 0), w [C] or [1]; x, g [B, C, *]."""
+    """Return the gradient of a PReLU's weight for x and g [B, C, *].
+
+    PReLU computes y = max(x, 0) + w·min(x, 0) with w [C] or [1].
+    """
     assert isinstance(layer, nn.PReLU)
     gradient = g * torch.clamp(x, max=0)
     if layer.num_parameters == 1:

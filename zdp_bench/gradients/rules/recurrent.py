@@ -1,9 +1,10 @@
-"""torch's recurrent layers, RNN, LSTM and GRU: time steps are positions, as in a linear layer.
+"""The rule of torch's recurrent layers, RNN, LSTM and GRU.
 
-torch's own pass keeps no gradient of the gates. So on a tape the layer is replayed step by step:
-the inputs of its gates are G = x W_ihᵀ + b_ih, [B, T, gates], plus what comes of the state before.
-From x, these states and the gradient of G follow all per-sample gradients. Where a packed sequence
-has ended, its state stays as it is, and its gradient is zero.
+torch's own implementation does not expose the gradients of the gates. A recurrent layer is
+therefore replayed step by step: G = x W_ihᵀ + b_ih, [B, T, gates], is recorded on the tape, and
+each step adds h W_hhᵀ + b_hh for the previous state h. All per-sample gradients follow from x, the
+previous states and the gradient of G, as in a linear layer whose positions are the time steps.
+After the end of a packed sequence, its state no longer changes and its gradient is zero.
 """
 
 from __future__ import annotations
@@ -21,24 +22,32 @@ from zdp_bench.gradients.rules import NoRule, rule
 from zdp_bench.gradients.rules.linear import over_positions
 
 Parameters = dict[str, nn.Parameter]
-# Enters the gates of one direction on a tape; returns them, and what to call with their inputs.
+# Records the input of a direction's rule, once the replay has computed it.
 EnterInputs = Callable[[Tensor], None]
+# Records G of one direction on a tape: (direction, its trained parameters, G) -> G as recorded, and
+# the function to call with the rule's input.
 Enter = Callable[[nn.Module, Parameters, Tensor], tuple[Tensor, EnterInputs]]
 
 
 class Direction(nn.Module):
-    """One level of a recurrent layer in one direction, as a tape and its rule see it."""
+    """One level of a recurrent layer in one direction, which the tape records as a layer.
+
+    Args:
+        layer: the recurrent layer.
+        level: index of the level, as in the names of the layer's parameters.
+        is_reversed: whether the direction runs from the last time step to the first.
+    """
 
     def __init__(
         self,
         layer: nn.RNNBase,
         level: int,
-        backward: bool,
+        is_reversed: bool,
     ) -> None:
         super().__init__()
-        self.suffix = f"l{level}_reverse" if backward else f"l{level}"
-        self.is_reversed = backward
-        self.hidden = layer.hidden_size
+        self.suffix = f"l{level}_reverse" if is_reversed else f"l{level}"
+        self.is_reversed = is_reversed
+        self.hidden_size = layer.hidden_size
         self.is_gru = isinstance(layer, nn.GRU)
 
 
@@ -48,19 +57,25 @@ def recurrent(
     x: Tensor,
     g: Tensor,
 ) -> dict[str, LayerGradient]:
-    """x [B, T, *]: inputs, states before and, of a GRU, reset gates; g of the gates' inputs.
+    """Return the gradients of one direction of a recurrent layer.
 
-    [B, S, T, *] are several sequences of each example.
+    The rule is also registered for the layers themselves, so that they count as layers with a rule.
+
+    Args:
+        layer: the `Direction`.
+        x: inputs, previous states and, for a GRU, reset gates, concatenated: [B, T, *], or
+            [B, S, T, *] for S sequences per example.
+        g: gradient of G, [B, T, gates] or [B, S, T, gates].
     """
     assert isinstance(layer, Direction)
     x = x.flatten(1, -2)
     g = g.flatten(1, -2)
-    state_g = g
-    if layer.is_gru:  # its last gate sees the state through the reset gate
-        x, resets = _split_last(x, layer.hidden)
-        first_gates, last_gate = _split_last(g, layer.hidden)
+    state_g = g  # gradient of h W_hhᵀ + b_hh
+    if layer.is_gru:  # the reset gate multiplies the state's part of the last gate
+        x, resets = _split_last(x, layer.hidden_size)
+        first_gates, last_gate = _split_last(g, layer.hidden_size)
         state_g = torch.cat([first_gates, last_gate * resets], dim=-1)
-    inputs, states = _split_last(x, layer.hidden)
+    inputs, states = _split_last(x, layer.hidden_size)
     return {
         f"weight_ih_{layer.suffix}": over_positions(inputs, g),
         f"weight_hh_{layer.suffix}": over_positions(states, state_g),
@@ -82,13 +97,24 @@ def replay(
     x: Any,
     hx: Any = None,
 ) -> Any:
-    """Return what `layer(x, hx)` does, with its gates entered on a tape."""
+    """Return the same as `layer(x, hx)`, and record its gates on a tape.
+
+    Args:
+        layer: an RNN, an LSTM or a GRU.
+        examples: number of examples B.
+        enter: function that records the gates of one direction.
+        x: one sequence per example, padded or packed, as the layer accepts them.
+        hx: first states, as the layer accepts them. Default: zeros.
+
+    Raises:
+        NoRule: the layer is not called on one sequence per example, or has a projection.
+    """
     packed = x if isinstance(x, PackedSequence) else None
     mask = lengths = None
     if packed is not None:
         x, lengths = pad_packed_sequence(packed, batch_first=True)
-        goes_on = torch.arange(x.shape[1]) < lengths.unsqueeze(1)  # [B, T]
-        mask = goes_on.unsqueeze(2).to(x.device)
+        is_running = torch.arange(x.shape[1]) < lengths.unsqueeze(1)  # [B, T]
+        mask = is_running.unsqueeze(2).to(x.device)
     elif isinstance(x, Tensor) and x.dim() == 3 and not layer.batch_first:
         x = x.transpose(0, 1)
     is_batch = isinstance(x, Tensor) and x.dim() == 3
@@ -97,16 +123,17 @@ def replay(
     first_states: tuple[Tensor, ...] = hx if isinstance(hx, tuple) else (hx,)
     if hx is None:
         first_states = ()
-    ends: list[list[Tensor]] = []
+    last_states: list[list[Tensor]] = []  # of each direction
     for level in range(layer.num_layers):
         outputs = []
-        for backward in range(1 + layer.bidirectional):
-            start = [state[len(ends)] for state in first_states]
-            direction = Direction(layer, level, bool(backward))
+        for is_reversed in (False, True) if layer.bidirectional else (False,):
+            start = [state[len(last_states)] for state in first_states]
+            direction = Direction(layer, level, is_reversed)
             output, end = _scan(layer, direction, enter, x, start, mask)
             outputs.append(output)
-            ends.append(end)
-        # In memory, time comes first, as in torch's own outputs: a model may view them so.
+            last_states.append(end)
+        # Time comes first in memory, as in torch's own outputs, because a model may take views that
+        # depend on it.
         states = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
         x = states.transpose(0, 1)
         if level + 1 < layer.num_layers:
@@ -115,7 +142,7 @@ def replay(
         x = _pack_as(packed, x, lengths)
     elif not layer.batch_first:
         x = x.transpose(0, 1)
-    last = tuple(map(torch.stack, zip(*ends, strict=True)))
+    last = tuple(map(torch.stack, zip(*last_states, strict=True)))
     return x, last if isinstance(layer, nn.LSTM) else last[0]
 
 
@@ -124,7 +151,7 @@ def _pack_as(
     x: Tensor,
     lengths: Tensor,
 ) -> PackedSequence:
-    """Pack x [B, T, *] as the sequence that the layer was called on."""
+    """Pack x [B, T, *] in the order of the packed sequence that the layer was called on."""
     order = packed.sorted_indices
     if order is not None:
         x = x.index_select(0, order)
@@ -141,7 +168,19 @@ def _scan(
     start: list[Tensor],
     mask: Tensor | None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return the states [T, B, H] of one direction, and its last ones."""
+    """Run one direction over all time steps, and record its gates on a tape.
+
+    Args:
+        layer: the recurrent layer.
+        direction: the direction to run.
+        enter: function that records the gates.
+        x: inputs of this level, [B, T, *].
+        start: first state h and, for an LSTM, cell c, [B, H] each. Default: zeros, if empty.
+        mask: True while a sequence has not ended, [B, T, 1]; None if all have the same length.
+
+    Returns:
+        The states h of all time steps, [T, B, H], and the last state: h and, for an LSTM, c.
+    """
     names = [f"weight_ih_{direction.suffix}", f"weight_hh_{direction.suffix}"]
     if layer.bias:
         names += [f"bias_ih_{direction.suffix}", f"bias_hh_{direction.suffix}"]
@@ -153,16 +192,16 @@ def _scan(
     from_input = F.linear(x, input_weight, input_bias)
     gates, enter_inputs = enter(direction, trained, from_input)
     zeros = gates.new_zeros(len(x), layer.hidden_size)
-    states = 2 if isinstance(layer, nn.LSTM) else 1
-    state = start or [zeros] * states
+    tensors_in_state = 2 if isinstance(layer, nn.LSTM) else 1
+    state = start or [zeros] * tensors_in_state
     steps = list(enumerate(gates.unbind(dim=1)))
     if direction.is_reversed:
         steps.reverse()
-    before = [zeros] * len(steps)
+    previous_states = [zeros] * len(steps)
     resets = [zeros] * len(steps)
     outputs = [zeros] * len(steps)
     for t, gate in steps:
-        before[t] = state[0].detach()
+        previous_states[t] = state[0].detach()
         from_state = F.linear(state[0], state_weight, state_bias)
         new_state, reset = _next_state(layer, gate, from_state, state)
         if reset is not None:
@@ -171,11 +210,11 @@ def _scan(
             state = new_state
             outputs[t] = state[0]
         else:
-            goes_on = mask[:, t]  # [B, 1]
+            is_running = mask[:, t]  # [B, 1]
             pairs = zip(new_state, state, strict=True)
-            state = [torch.where(goes_on, new, old) for new, old in pairs]
-            outputs[t] = state[0] * goes_on
-    inputs = [x.detach(), torch.stack(before, dim=1)]
+            state = [torch.where(is_running, new, old) for new, old in pairs]
+            outputs[t] = state[0] * is_running
+    inputs = [x.detach(), torch.stack(previous_states, dim=1)]
     if direction.is_gru:
         inputs.append(torch.stack(resets, dim=1))
     enter_inputs(torch.cat(inputs, dim=-1))
@@ -188,13 +227,16 @@ def _next_state(
     from_state: Tensor,
     state: list[Tensor],
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Return the next state, of an LSTM with its cell, and a GRU's reset gate.
+    """Run one time step.
 
     Args:
         layer: an RNN, an LSTM or a GRU.
-        gate: what the gates get from the input, [B, gates].
-        from_state: what they get from the state, [B, gates].
-        state: h, and of an LSTM c, [B, H] each.
+        gate: the input's part of the gates, [B, gates].
+        from_state: the previous state's part of the gates, [B, gates].
+        state: previous state h and, for an LSTM, cell c, [B, H] each.
+
+    Returns:
+        The next state, and the reset gate of a GRU; None for other layers.
     """
     h = state[0]
     if isinstance(layer, nn.LSTM):
