@@ -138,20 +138,20 @@ APART: dict[str, tuple[Callable[..., Tensor], str]] = {
     ),
     "lengths of Python": (
         lambda net, x: packed(net, x, [4] * len(x)),
-        "takes its lengths from Python",
+        "lengths from Python numbers: pass a tensor",
     ),
-    "the longest of a batch": (longest, "with total_length=x.shape"),
+    "the longest of a batch": (longest, "pass total_length=x.shape"),
     "the numbers of a packed sequence": (
         lambda net, x: packed(net, x, 1 + (x > 0).sum(1).clamp(max=3)),
         "mean combines the examples of a batch",
     ),
     "a size that torch fixes": (
         lambda net, x: torch.kron(x, torch.ones(1, 2)),
-        "torch records kron for one number",
+        "torch records kron for one batch size",
     ),
     "a threshold of sizes": (
         lambda net, x: x * 2 if len(x) < 25 else x,
-        r"something else for another number of examples \(than 2 <= B and B <= 24",
+        "behaves differently for other batch sizes than 2 <= B and B <= 24",
     ),
 }
 

@@ -28,6 +28,7 @@ from zdp_bench.gradients.program.calls import (
     symbolic_dims,
     tensors_in,
 )
+from zdp_bench.gradients.program.rules import USES_POSITION
 from zdp_bench.gradients.program.table import CONSTANTS, IN_PLACE, OF_INDEX, RULES, SIZED
 
 SHAPE_QUERIES = {"sym_size", "sym_numel", "sym_stride", "sym_storage_offset"}
@@ -59,7 +60,7 @@ def check(graph: Graph, inputs: set[Node]) -> Places:
     for output in tree_leaves(graph.output_node().args):
         has_rows = isinstance(output, Node) and places.get(output) == Place(0, 1)
         if not has_rows or output in numbering:
-            raise Alone("the output does not have one row for each example", output)
+            raise Alone("the output does not have one row per example", output)
     return places
 
 
@@ -71,7 +72,7 @@ def _find_place(
     """Return where the examples are in the result of an operation; None if it contains none."""
     if name_of(node) == "getitem":
         return _find_place_of_item(node, places)
-    if not hasattr(node.target, "_schema"):  # arithmetic of sizes
+    if not hasattr(node.target, "_schema"):  # Python arithmetic with sizes
         if any(operand in places for operand in nodes_in(node.args, node.kwargs)):
             raise Alone(f"{name_of(node)} {UNKNOWN}", node)
         return None
@@ -84,7 +85,7 @@ def _find_place(
     if _holds_none(call):
         return None
     is_library = call.schema.name.startswith(("aten::", "zdp_bench::"))
-    call.require(is_library, "is an operator of its own")
+    call.require(is_library, "is a custom operator")
     call.require(call.kind in RULES, UNKNOWN)
     call.require_no_sizes(*SIZED.get(call.kind, ()))
     _follow_numbering(call)
@@ -92,10 +93,13 @@ def _find_place(
     call.require(may_write, f"{UNKNOWN} in place")
     place = RULES[call.kind](call)
     for written in call.written:
-        call.require(places.get(written) == place, "writes examples to another place")
+        is_same_place = places.get(written) == place
+        call.require(is_same_place, "overwrites a tensor with examples in another arrangement")
+        # If a base of the view has rows that are alike, another view of it may still assign them to
+        # examples in another order. Only rows that are alike may therefore be written.
         has_no_order = any(_is_alike(places.get(base)) for base in _bases_of(written))
         keeps_alike = not has_no_order or _is_alike(place)
-        call.require(keeps_alike, "writes to rows whose order is not decided")
+        call.require(keeps_alike, "overwrites rows that are not yet assigned to examples")
     return place
 
 
@@ -116,13 +120,14 @@ def _is_alike(place: Any) -> bool:
 
 
 def _find_place_of_item(node: Node, places: Places) -> Any:
+    """Return where the examples are in one of the results of an operation."""
     results: Any
-    number: Any
-    results, number = node.args
+    index: Any
+    results, index = node.args
     place = places.get(results)
     if place is None or isinstance(place, Place):
         return place
-    return place[number]
+    return place[index]
 
 
 def _holds_none(call: Call) -> bool:
@@ -132,25 +137,25 @@ def _holds_none(call: Call) -> bool:
     if takes_examples or any(map(symbolic_dims, call.results)):
         return False
     has_sizes = any(map(is_size, tree_leaves((call.node.args, call.node.kwargs))))
-    call.require(not has_sizes or not call.results, "computes with the number of examples")
+    call.require(not has_sizes or not call.results, "computes with the batch size")
     return True
 
 
 def _follow_numbering(call: Call) -> None:
-    """Record tensors that number the examples, and reject any use of one except for indexing."""
+    """Record tensors that number the examples; reject any use of them except as an index."""
     if call.kind == "arange":
         call.numbering.add(call.node)
     elif call.kind != "index" and not call.numbering.isdisjoint(call.examples):
         is_harmless = call.kind in OF_INDEX and not call.written
-        call.require(is_harmless, "numbers the examples")
+        call.require(is_harmless, USES_POSITION)
         call.numbering.add(call.node)
 
 
 def _require_consistent(node: Node, place: Any) -> None:
     """Reject a place that the sizes of the results contradict."""
     results = tensors_in(node.meta["val"])
-    for result, own_place in zip(results, list_places(place), strict=True):
+    for result, result_place in zip(results, list_places(place), strict=True):
         dim, factor = batch_dim(result)
-        is_whole = factor > 0 and factor % max(1, own_place.inner) == 0
-        if dim != own_place.dim or not is_whole:
-            raise Alone(f"{name_of(node)} does not keep the dimension of the examples", node)
+        is_whole = factor > 0 and factor % max(1, result_place.inner) == 0
+        if dim != result_place.dim or not is_whole:
+            raise Alone(f"{name_of(node)} does not keep the batch dimension", node)

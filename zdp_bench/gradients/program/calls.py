@@ -241,7 +241,7 @@ class Call:
         for name, argument in self.arguments.items():
             has_size = any(map(is_size, tree_leaves(argument)))
             is_allowed = name in allowed
-            self.require(is_allowed or not has_size, "computes with the number of examples")
+            self.require(is_allowed or not has_size, "computes with the batch size")
 
     def get(self, *names: str) -> Any:
         """Return the first of these arguments that is not None, or None."""
@@ -276,16 +276,16 @@ class Call:
     @property
     def first(self) -> Node:
         """The first argument, which must be the only one that contains examples."""
-        self.require(len(set(self.examples)) == 1, "is given another tensor of examples")
+        self.require(len(set(self.examples)) == 1, "takes examples in more than one argument")
         first = next(iter(self.arguments.values()))
-        self.require(first is self.examples[0], "takes its examples elsewhere")
+        self.require(first is self.examples[0], "does not take the examples as its first argument")
         return self.examples[0]
 
     @property
     def common_dim(self) -> int:
         """The dimension of the examples, which must be the same in all arguments."""
         dims = {self.dim(node) for node in self.examples}
-        self.require(len(dims) == 1, "combines examples at different places")
+        self.require(len(dims) == 1, "combines tensors with different batch dimensions")
         return dims.pop()
 
     @property

@@ -50,7 +50,7 @@ def flatten(module: GraphModule) -> Graph:
     _copy_nodes(module, graph, copies, frozen=False)
     outputs: Any = module.graph.output_node().args[0]
     if not isinstance(outputs, list | tuple) or len(outputs) != 1:
-        raise Alone("the model does not return one tensor")
+        raise Alone("the model does not return a single tensor")
     graph.output(copies.get(outputs[0], outputs[0]))
     return graph
 

@@ -70,4 +70,4 @@ def require_torch_backward(output: Tensor) -> None:
             continue
         kind: Any = getattr(node, "_forward_cls", type(node))
         if not kind.__module__.startswith(("torch.", "zdp_bench.")):
-            raise Alone(f"the model has a backward pass of its own ({kind.__name__})")
+            raise Alone(f"the model has a custom backward pass ({kind.__name__})")

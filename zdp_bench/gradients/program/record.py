@@ -44,7 +44,7 @@ from zdp_bench.gradients.program.substitutes import SUBSTITUTES
 
 MAX_EXAMPLES = 2**24  # largest batch size
 TENSOR_HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
-DEPENDS_ON_NUMBER = "the model does something else for another number of examples"
+DEPENDS_ON_SIZE = "the model behaves differently for other batch sizes"
 KINDS = {
     InputKind.PARAMETER: "parameter",
     InputKind.BUFFER: "buffer",
@@ -168,7 +168,7 @@ def _require_no_hidden_parameter(model: nn.Module, exported: ExportedProgram) ->
     for constant in exported.constants.values():
         if isinstance(constant, Tensor) and _memory_of(constant) in names:
             name = names[_memory_of(constant)]
-            raise Alone(f"the model uses '{name}' other than through the module that holds it")
+            raise Alone(f"the model uses '{name}' without going through the module that owns it")
 
 
 def _memory_of(tensor: Tensor) -> Any:
@@ -179,7 +179,7 @@ def _sources(exported: ExportedProgram) -> dict[str, Source]:
     sources = {}
     for spec in exported.graph_signature.input_specs:
         if spec.kind not in KINDS:
-            raise Alone("torch cannot record what the model holds")
+            raise Alone("the model contains an object that torch cannot record")
         kind = KINDS[spec.kind]
         name = spec.target if kind == "constant" else _name_in_model(spec.target)
         sources[spec.arg.name] = Source(kind, name or "")
@@ -218,9 +218,10 @@ class _Watch(TorchFunctionMode):
             raise Alone("a hook changes gradients")
         if self.shape_env is None:
             self.shape_env = _find_shape_env(args)
-        self._note(DEPENDS_ON_NUMBER)  # if Python code fixed it since the last call
+        # Python code may have fixed the batch size since the last call of a function of torch.
+        self._note(DEPENDS_ON_SIZE)
         result = SUBSTITUTES.get(function, function)(*args, **(kwargs or {}))
-        self._note(f"torch records {name} for one number of examples only")
+        self._note(f"torch records {name} for one batch size only")
         return result
 
     def _note(self, reason: str) -> None:
@@ -315,7 +316,7 @@ def _explain(
 ) -> Alone:
     """Return why torch could not record a forward function, with the user's line and layer."""
     reason = str(error) if isinstance(error, Alone) else _reason_of(error)
-    if reason.startswith(DEPENDS_ON_NUMBER) and watch.fixed is not None:
+    if reason.startswith(DEPENDS_ON_SIZE) and watch.fixed is not None:
         return watch.fixed
     line, layer = _locate(model, traceback.walk_tb(error.__traceback__))
     return Alone(reason, None, line, layer)
@@ -326,9 +327,9 @@ def _reason_of(error: Exception) -> str:
     if "Constraints violated" in text or "specialized" in text:
         guard = re.search(r"satisfy the generated guard (.*)", text)
         if guard is None:
-            return DEPENDS_ON_NUMBER
+            return DEPENDS_ON_SIZE
         sizes = re.sub(r"L\[.*?\]\.size\(\)\[0\]", "B", guard[1]).strip(".")
-        return f"{DEPENDS_ON_NUMBER} (than {sizes})"
+        return f"{DEPENDS_ON_SIZE} than {sizes}"
     if "data-dependent" in text or "DataDependent" in text:
         return "Python code of the model depends on the values of a tensor"
     return f"torch cannot record the model ({first_line(error)})"

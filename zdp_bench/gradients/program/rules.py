@@ -35,13 +35,15 @@ Rule = Callable[[Call], Any]
 
 # Operations whose default is the last dimension.
 ALONG_LAST = {"sort", "argsort", "topk", "glu", "linalg_cross"}
-ACROSS = "works along the dimension of the examples"
-NOT_FIRST = "does not have the examples in its first dimension"
-ELSEWHERE = "combines examples at different places"
-INDEXED = "indexes the examples"
-NUMBERED = "numbers the examples"
-TAKEN_APART = "takes the dimension of the examples apart"
-EXCHANGED = "moves numbers between examples"
+# Reasons to reject a call. They follow the operation's name, as in "sort operates along the batch
+# dimension".
+ALONG_BATCH = "operates along the batch dimension"
+BATCH_NOT_FIRST = "does not take the examples in its batch dimension"
+DIFFERENT_DIMS = "combines tensors with different batch dimensions"
+INDEXES_BATCH = "indexes the batch dimension"
+USES_POSITION = "depends on an example's position in the batch"
+SPLITS_BATCH = "splits the batch dimension"
+MOVES_ENTRIES = "moves entries from one example to another"
 
 
 # ------------------------------------------------------------------------------ along which dims
@@ -58,10 +60,10 @@ def by_sizes(call: Call) -> Any:
     places = []
     for result in call.results:
         dims = symbolic_dims(result)
-        call.require(len(dims) > 0, "combines the examples of a batch, or picks some")
-        call.require(len(dims) == 1, "combines each example with every other")
+        call.require(len(dims) > 0, "combines the examples of a batch, or selects some")
+        call.require(len(dims) == 1, "combines each example with all others")
         factor = factor_of(result.shape[dims[0]])
-        call.require({factor} == factors, TAKEN_APART)
+        call.require({factor} == factors, SPLITS_BATCH)
         places.append(Place(dims[0], inner))
     is_several = isinstance(call.node.meta["val"], list | tuple)
     return tuple(places) if is_several else places[0]
@@ -71,10 +73,10 @@ def along(call: Call) -> Any:
     """Rule of operations that mix or move entries along dimensions whose sizes do not change."""
     rank = call.results[0].dim()
     dims = _dims_of(call, rank)
-    call.require(dims is not None and dims != [], "mixes all dimensions")
+    call.require(dims is not None and dims != [], "operates along all dimensions")
     result = by_sizes(call)
     dim = list_places(result)[0].dim
-    call.require(dim not in count_dims(dims, rank), "mixes the dimension of the examples")
+    call.require(dim not in count_dims(dims, rank), ALONG_BATCH)
     return result
 
 
@@ -97,7 +99,7 @@ def in_last(count: int) -> Rule:
 
     def rule(call: Call) -> Any:
         node = call.first
-        call.require(call.dim(node) < rank_of(node) - count, ACROSS)
+        call.require(call.dim(node) < rank_of(node) - count, ALONG_BATCH)
         return by_sizes(call)
 
     return rule
@@ -113,7 +115,7 @@ def in_rows(*ranks: int) -> Rule:
     def rule(call: Call) -> Any:
         node = call.first
         is_batch = not ranks or rank_of(node) in ranks
-        call.require(is_batch and call.dim(node) == 0, NOT_FIRST)
+        call.require(is_batch and call.dim(node) == 0, BATCH_NOT_FIRST)
         return by_sizes(call)
 
     return rule
@@ -122,7 +124,7 @@ def in_rows(*ranks: int) -> Rule:
 def all_in_rows(call: Call) -> Any:
     """Rule of operations that process each row of dimension 0 of several arguments separately."""
     for node in call.examples:
-        call.require(call.dim(node) == 0, NOT_FIRST)
+        call.require(call.dim(node) == 0, BATCH_NOT_FIRST)
     return by_sizes(call)
 
 
@@ -140,15 +142,15 @@ def padded(call: Call) -> Any:
 
 def batch_norm(call: Call) -> Any:
     """Rule of batch norm, which keeps examples apart if it uses given statistics."""
-    call.require(call.get("training") is False, "computes its statistics in this pass")
+    call.require(call.get("training") is False, "computes its statistics from the batch")
     return in_rows()(call)
 
 
 def instance_norm(call: Call) -> Any:
     """Rule of instance norm, which normalises each channel of each row separately."""
     call.require(call.get("use_input_stats") is True, "uses running statistics")
-    call.require(call.get("running_mean") is None, "keeps statistics of the examples")
-    call.require(call.dim(call.first) < 2, "normalises over the examples")
+    call.require(call.get("running_mean") is None, "updates running statistics")
+    call.require(call.dim(call.first) < 2, "normalises over the batch dimension")
     return by_sizes(call)
 
 
@@ -156,14 +158,14 @@ def squeezed(call: Call) -> Any:
     """Rule of squeeze: for a batch of one example, it would remove the batch dimension too."""
     node = call.first
     dims = count_dims(call.get("dim"), rank_of(node))
-    call.require(call.dim(node) not in dims, "squeezes out a single example")
+    call.require(call.dim(node) not in dims, "would remove the batch dimension of a single example")
     return by_sizes(call)
 
 
 def matrices(call: Call) -> Any:
     """Rule of operations on the last two dimensions of each argument."""
     for node in call.examples:
-        call.require(call.dim(node) < rank_of(node) - 2, ACROSS)
+        call.require(call.dim(node) < rank_of(node) - 2, ALONG_BATCH)
     return by_sizes(call)
 
 
@@ -178,16 +180,16 @@ def recurrent(call: Call) -> Any:
     states = tree_leaves(call.get("hx"))
     is_packed = call.kind.startswith("packed_")
     is_batch = call.holds_examples(sequences) and rank_of(sequences) == 3
-    call.require(is_batch, "has no batch of sequences")
+    call.require(is_batch, "is not called on a batch of sequences")
     batch_first = is_packed or call.get("batch_first")
-    call.require(call.dim(sequences) == (0 if batch_first else 1), "runs along the examples")
+    call.require(call.dim(sequences) == (0 if batch_first else 1), "runs along the batch dimension")
     has_lengths = not is_packed or call.holds_examples(lengths)
-    call.require(has_lengths, "is given lengths of no example")
+    call.require(has_lengths, "takes lengths that are not those of the examples")
     others = set(call.examples) - {sequences, lengths, *states}
-    call.require(not others, "has a weight of the examples")
+    call.require(not others, "has a weight that depends on the examples")
     for state in states:
-        is_own = call.holds_examples(state) and call.dim(state) == 1
-        call.require(is_own, "has a first state of other examples")
+        has_batch = call.holds_examples(state) and call.dim(state) == 1
+        call.require(has_batch, "has a first state without one row per example")
     return by_sizes(call)
 
 
@@ -200,7 +202,7 @@ def einsum(call: Call) -> Any:
     for term, node in zip(terms, nodes, strict=True):
         if call.holds_examples(node):
             letters.add(term[call.dim(node)])
-    call.require(len(letters) == 1, ELSEWHERE)
+    call.require(len(letters) == 1, DIFFERENT_DIMS)
     letter = letters.pop()
     for term, node in zip(terms, nodes, strict=True):
         times = 1 if call.holds_examples(node) else 0
@@ -245,12 +247,12 @@ def reshaped(call: Call) -> Any:
 
     The number of entries from one example to the next therefore does not change.
     """
-    call.require("dtype" not in call.arguments, "reads the numbers as those of another type")
+    call.require("dtype" not in call.arguments, "reinterprets the entries as another type")
     source = next(iter(call.arguments.values()))
-    call.require(call.holds_examples(source), "takes its examples elsewhere")
+    call.require(call.holds_examples(source), "does not take the examples as its first argument")
     (result,) = call.results
     dims = symbolic_dims(result)
-    call.require(len(dims) == 1, "splits the dimension of the examples")
+    call.require(len(dims) == 1, SPLITS_BATCH)
     dim, inner = call.place(source)
     row = prod(source.meta["val"].shape[dim + 1 :])  # entries of one row
     new_dim, factor = batch_dim(result)
@@ -260,9 +262,9 @@ def reshaped(call: Call) -> Any:
             return Place(new_dim, ALIKE)
         inner = call.factor(source)  # any order is valid for rows that are alike
     distance = inner * row  # entries from one example to the next
-    call.require(new_row > 0 and distance % new_row == 0, EXCHANGED)
+    call.require(new_row > 0 and distance % new_row == 0, MOVES_ENTRIES)
     new_inner = distance // new_row
-    call.require(factor > 0 and factor % new_inner == 0, EXCHANGED)
+    call.require(factor > 0 and factor % new_inner == 0, MOVES_ENTRIES)
     return Place(new_dim, new_inner)
 
 
@@ -297,8 +299,8 @@ def repeated_in_place(call: Call) -> Any:
     """Rule of `repeat_interleave`, which inserts copies of each row after it."""
     node = call.first
     times = call.get("repeats")
-    call.require(call.get("dim") is not None, "flattens the examples")
-    call.require(isinstance(times, int), "repeats each row as often as a tensor says")
+    call.require(call.get("dim") is not None, "flattens the batch dimension")
+    call.require(isinstance(times, int), "takes the number of repeats from a tensor")
     if call.chosen_dim(node) != call.dim(node):
         return by_sizes(call)
     return Place(call.dim(node), call.inner * times)
@@ -309,7 +311,7 @@ def joined(call: Call) -> Any:
     for node in call.tensors:
         is_empty = node.meta["val"].shape == (0,)  # such as a cache before the first token
         is_joined = is_empty or call.holds_examples(node)
-        call.require(is_joined, "joins examples with what is none")
+        call.require(is_joined, "joins examples with a tensor without any")
     dim = call.common_dim
     if call.kind == "stack" or call.chosen_dim(call.examples[0]) != dim:
         return by_sizes(call)
@@ -327,7 +329,7 @@ def cut(call: Call) -> Any:
         size = piece.shape[place.dim]
         factor = factor_of(size) if is_size(size) else 0
         is_whole = factor > 0 and place.inner > 0 and factor % place.inner == 0
-        call.require(is_whole, TAKEN_APART)
+        call.require(is_whole, SPLITS_BATCH)
     return (place,) * len(call.results)
 
 
@@ -338,7 +340,7 @@ def constant(call: Call) -> Any:
     """Rule of tensors whose entries are equal for all examples, or drawn for each."""
     (result,) = call.results
     dim, factor = batch_dim(result)
-    call.require(factor > 0, "computes with the number of examples")
+    call.require(factor > 0, "computes with the batch size")
     return Place(dim, 1 if factor == 1 else ALIKE)
 
 
@@ -349,11 +351,11 @@ def filled(call: Call) -> Any:
 
 def numbers(call: Call) -> Any:
     """Rule of `arange(B)`, which may only be used to index the examples."""
-    call.require(call.get("start") in (None, 0), NUMBERED)
-    call.require(call.get("step") in (None, 1), NUMBERED)
+    call.require(call.get("start") in (None, 0), USES_POSITION)
+    call.require(call.get("step") in (None, 1), USES_POSITION)
     (result,) = call.results
     _, factor = batch_dim(result)
-    call.require(factor == 1, NUMBERED)
+    call.require(factor == 1, USES_POSITION)
     return Place(0, 1)
 
 
@@ -369,9 +371,10 @@ def from_table(*tables: str) -> Rule:
 
     def rule(call: Call) -> Any:
         for table in tables:
-            is_of_examples = call.holds_examples(call.get(table))
-            call.require(not is_of_examples, "looks up in a table of the examples")
-        call.require(not call.get("scale_grad_by_freq"), "scales gradients by the batch's words")
+            depends_on_examples = call.holds_examples(call.get(table))
+            call.require(not depends_on_examples, "reads a table that depends on the examples")
+        scales_gradients = call.get("scale_grad_by_freq")
+        call.require(not scales_gradients, "scales gradients by frequencies in the batch")
         return by_sizes(call)
 
     return rule
@@ -382,14 +385,14 @@ def gathered(call: Call) -> Any:
     source, index = call.get("self"), call.get("index")
     if call.kind == "gather" and not call.holds_examples(source):
         is_along_examples = call.chosen_dim(index) == call.dim(index)
-        call.require(is_along_examples, "indexes by the place of an example")
+        call.require(is_along_examples, USES_POSITION)
         return by_sizes(call)
     nodes = nodes_in(source, index, call.get("src"))
     for node in nodes:
-        call.require(call.holds_examples(node), "indexes examples by what is none")
+        call.require(call.holds_examples(node), "combines examples with a tensor without any")
     shapes = {(call.dim(node), rank_of(node)) for node in nodes}
-    call.require(len(shapes) == 1, "indexes examples at another place")
-    call.require(call.chosen_dim(nodes[0]) != call.dim(nodes[0]), INDEXED)
+    call.require(len(shapes) == 1, DIFFERENT_DIMS)
+    call.require(call.chosen_dim(nodes[0]) != call.dim(nodes[0]), INDEXES_BATCH)
     return by_sizes(call)
 
 
@@ -398,9 +401,9 @@ def selected(call: Call) -> Any:
     source, index = call.get("self"), call.get("index")
     if call.kind == "index_select" and not call.holds_examples(source):
         return by_sizes(call)
-    call.require(not call.holds_examples(index), "indexes by numbers of the examples")
-    call.require(call.holds_examples(source), "indexes what holds no examples")
-    call.require(call.chosen_dim(source) != call.common_dim, INDEXED)
+    call.require(not call.holds_examples(index), "takes an index that depends on the examples")
+    call.require(call.holds_examples(source), "writes to a tensor that contains no examples")
+    call.require(call.chosen_dim(source) != call.common_dim, INDEXES_BATCH)
     return by_sizes(call)
 
 
@@ -412,19 +415,19 @@ def indexed(call: Call) -> Any:
     source = call.get("self")
     indices = _indices_by_dim(call)
     for index in indices.values():
-        call.require(not _is_mask(index), "selects by values")
+        call.require(not _is_mask(index), "selects entries by values")
     if not call.holds_examples(source):
-        call.require(call.numbering.isdisjoint(indices.values()), NUMBERED)
+        call.require(call.numbering.isdisjoint(indices.values()), USES_POSITION)
         return by_sizes(call)
     place = call.place(source)
     example_index = indices.pop(place.dim, None)
     if example_index is None:
-        is_by_others = any(map(call.holds_examples, indices.values()))
-        call.require(not is_by_others, "indexes examples by others")
+        depends_on_examples = any(map(call.holds_examples, indices.values()))
+        call.require(not depends_on_examples, "applies the indices of one example to others")
         return by_sizes(call)
     is_identity = example_index in call.numbering and place.inner == 1
-    call.require(is_identity, INDEXED)
-    call.require(call.numbering.isdisjoint(indices.values()), NUMBERED)
+    call.require(is_identity, INDEXES_BATCH)
+    call.require(call.numbering.isdisjoint(indices.values()), USES_POSITION)
     return by_sizes(call)
 
 
@@ -442,19 +445,19 @@ def put(call: Call) -> Any:
     """Rule of `x[mask] = number`, with a mask of the same examples, and `x[:, index] = number`."""
     source, values = call.get("self"), call.get("values")
     indices = _indices_by_dim(call)
-    call.require(call.holds_examples(source), "writes examples into what holds none")
-    call.require(not call.holds_examples(values), "writes examples by an index")
+    call.require(call.holds_examples(source), "writes to a tensor that contains no examples")
+    call.require(not call.holds_examples(values), "writes values that depend on the examples")
     place = call.place(source)
     masks = [index for index in indices.values() if _is_mask(index)]
     if not masks:
-        is_by_examples = any(map(call.holds_examples, indices.values()))
-        is_apart = not is_by_examples and place.dim not in indices
-        call.require(is_apart, "writes at an index of the examples")
+        depends_on_examples = any(map(call.holds_examples, indices.values()))
+        call.require(not depends_on_examples, "takes an index that depends on the examples")
+        call.require(place.dim not in indices, INDEXES_BATCH)
         return place
     mask = masks[0]
-    call.require(list(indices) == [0], "is given no mask alone")
-    call.require(call.holds_examples(mask), "writes at a mask of no example")
-    call.require(call.dim(mask) == place.dim, ELSEWHERE)
+    call.require(list(indices) == [0], "combines a mask with other indices")
+    call.require(call.holds_examples(mask), "takes a mask that does not depend on the examples")
+    call.require(call.dim(mask) == place.dim, DIFFERENT_DIMS)
     is_one_row = rank_of(values) <= rank_of(source) - rank_of(mask)
-    call.require(is_one_row, "writes several numbers at a mask")
+    call.require(is_one_row, "writes more than one value at a mask")
     return by_sizes(call)

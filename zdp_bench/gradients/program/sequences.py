@@ -180,7 +180,7 @@ def _unpack_code(sequence, batch_first=False, padding_value=0.0, total_length=No
 def _pack(x: Tensor, lengths: Any, batch_first: bool) -> PackedSequence:
     """Return a packed sequence that contains the padded one, [B, T, ...]."""
     if not isinstance(lengths, Tensor):
-        raise Alone("pack_padded_sequence takes its lengths from Python")
+        raise Alone("pack_padded_sequence takes its lengths from Python numbers: pass a tensor")
     rows = x if batch_first else x.transpose(0, 1)
     return PackedSequence(rows, _Lengths(lengths), None, None)  # type: ignore[arg-type]
 
@@ -194,12 +194,12 @@ def _unpack(
     """Return the padded sequence that a packed one contains, and its lengths."""
     if length is None:
         raise Alone(
-            "pad_packed_sequence pads to the longest of a batch: with total_length=x.shape[1], "
-            "examples would be processed together"
+            "pad_packed_sequence pads to the longest sequence of the batch: pass "
+            "total_length=x.shape[1] to process examples together"
         )
     rows, lengths = packed.data, packed.batch_sizes.lengths
     if padding != 0.0 or length != rows.shape[1]:
-        raise Alone("pad_packed_sequence pads in another way than the sequence was")
+        raise Alone("pad_packed_sequence pads to another length or with another value")
     return rows if batch_first else rows.transpose(0, 1), lengths
 
 
@@ -226,7 +226,7 @@ def _record_packed(
     """Record a recurrent layer on a packed sequence, and return its output and last states."""
     rows, lengths = packed.data, packed.batch_sizes.lengths
     if layer.proj_size:
-        raise Alone("a recurrent layer with a projection takes packed sequences")
+        raise Alone("a recurrent layer with a projection is called on packed sequences")
     kind = layer.mode.lower()
     if states is None:
         levels = layer.num_layers * (1 + layer.bidirectional)

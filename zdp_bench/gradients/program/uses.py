@@ -158,14 +158,14 @@ def use_of(
     if not isinstance(node.meta["val"], Tensor):
         raise NoRule(f"{kind} of parameters")
     if target._schema.is_mutable:
-        raise NoRule(f"{kind} of a parameter in place")
+        raise NoRule(f"{kind}, which changes a parameter in place")
     arguments = dict(named_arguments(node))
     sizes = set(nodes_in(arguments)) - {*weights, *others}
     if sizes and kind not in COPIES:
-        raise NoRule(f"{kind} of parameters and the number of examples")
+        raise NoRule(f"{kind} of parameters and the batch size")
     place = places[node]
     if place.inner == ALIKE:  # only later operations decide which rows belong to an example
-        raise NoRule(f"{kind} of a parameter to several rows an example")
+        raise NoRule(f"{kind} of a parameter and several rows per example")
 
     def place_of(other: Node) -> Place | None:
         other_place: Place | None = places.get(other)
@@ -432,7 +432,7 @@ class _Call:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise NoRule(
-                f"{self.use.kind}, which torch.func cannot take apart ({reason})"
+                f"{self.use.kind}, which torch.func cannot differentiate per example ({reason})"
             ) from None
 
     def _examples(self, x: Parts) -> dict[Node, Tensor]:

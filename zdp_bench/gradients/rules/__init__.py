@@ -65,7 +65,14 @@ def any_layer(
     x: Tensor,
     g: Tensor,
 ) -> dict[str, LayerGradient]:
-    """Return the gradients of a deterministic layer without a rule that keeps examples apart."""
+    """Return the gradients of a layer without a rule.
+
+    The layer must be deterministic and keep examples apart.
+
+    Raises:
+        NoRule: the layer is a batch norm, its gradients take too much memory, or torch.func does
+            not support it.
+    """
     if isinstance(layer, _BatchNorm):
         raise NoRule("batch norm, which mixes examples")
     # A parameter with two names in the layer has a gradient under each. Parameters of layers inside
@@ -95,7 +102,7 @@ def any_layer(
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise NoRule(
-            f"a layer without a rule that torch.func cannot take apart ({reason})"
+            f"a layer without a rule that torch.func cannot differentiate per example ({reason})"
         ) from None
     return {
         name: LayerGradient.from_gradients(gradient.detach())
