@@ -209,7 +209,7 @@ def test_help_is_there_for_whoever_asks(
 def test_the_papers_epsilon_are_written_where_asked_only(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zdp_bench.report.epsilon.quoted", list)
+    monkeypatch.setattr("zdp_bench.report.epsilon.read_quoted", list)
     run(capsys, "epsilon")
     assert not (here / "results").exists()
     run(capsys, "epsilon", "--write")

@@ -35,7 +35,7 @@ def is_quick(line: Quoted) -> bool:
 
 @pytest.fixture(scope="module", params=["some", pytest.param("all", marks=pytest.mark.slow)])
 def table(request: pytest.FixtureRequest) -> list[Reproduction]:
-    lines = [line for line in epsilon.quoted() if request.param == "all" or is_quick(line)]
+    lines = [line for line in epsilon.read_quoted() if request.param == "all" or is_quick(line)]
     return [epsilon.reproduce(line) for line in lines]
 
 
@@ -47,7 +47,7 @@ def test_every_quoted_epsilon_is_there() -> None:
         "zeta_dp_2024": 10,
         "gredp_2024": 30,  # 15, read with two noises
     }
-    assert Counter(line.paper for line in epsilon.quoted()) == counts
+    assert Counter(line.paper for line in epsilon.read_quoted()) == counts
 
 
 def test_of_dp_dfa_23_of_24_are_reproduced_to_the_digit(table: list[Reproduction]) -> None:
@@ -91,7 +91,7 @@ def test_the_committed_tables_are_these(table: list[Reproduction]) -> None:
     """All their words, and all their numbers up to last digits, which may depend on the machine."""
     committed = Path(__file__).parents[2] / "results" / "tables"
     number = re.compile(r"(?<![\w.])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+)?")
-    quoted = epsilon.quoted()
+    quoted = epsilon.read_quoted()
     sheet = epsilon.sheet(table)
     for form, head in (("csv", "paper,"), ("md", "| paper |")):
         lines = (committed / f"epsilon.{form}").read_text(encoding="utf-8").splitlines()

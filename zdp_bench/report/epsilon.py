@@ -1,10 +1,14 @@
-"""`zdp-bench epsilon`: every ε that five papers quote, and the ε of numbers of your own.
+"""`zdp-bench epsilon`: every ε that five papers quote, and the ε of the user's own numbers.
 
-No data, no training. `papers/epsilon.csv` holds what the papers state, one line for each quoted ε
-and reading of it. A line becomes a `Claim`, which an accountant turns into the ε that the paper
-would print, and a `Mechanism`, the release as the paper describes it, which has the tight ε. Where
-a paper states a target and no σ, σ is calibrated to the target first. Of your own numbers every
-accountant says its ε at a σ, or the σ for a target ε.
+Neither part needs data or training.
+
+`papers/epsilon.csv` contains what the papers state: one line for each quoted ε, or for each of
+several ways to read it. A line becomes a `Claim`, from which an accountant computes the ε that the
+paper would print, and a `Mechanism`, the release as the paper describes it, which has the tight ε.
+If a paper states a target ε but no σ, σ is first calibrated to the target.
+
+For the user's own numbers, each accountant computes the ε at a given σ, or σ is calibrated to a
+target ε.
 """
 
 from __future__ import annotations
@@ -15,7 +19,6 @@ import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import Literal, NamedTuple, get_args
 
@@ -43,15 +46,24 @@ from zdp_bench.privacy.mechanism import (
     Scheme,
 )
 from zdp_bench.privacy.memory import call_cached
-from zdp_bench.privacy.statement import question, require_delta
-from zdp_bench.privacy.statement import show_epsilon as shown
+from zdp_bench.privacy.statement import question, require_delta, show_epsilon
 from zdp_bench.report import papers
 from zdp_bench.report.number_format import interval, rounded
 from zdp_bench.report.sheet import Sheet
 
 COLUMNS = (
-    *("paper", "where", "what", "parameters", "ε printed", "ε reproduced", "by", "verdict"),
-    *("ε tight", "factor", "ε tight if Poisson", "ε tight per patient"),
+    "paper",
+    "where",
+    "what",
+    "parameters",
+    "ε printed",
+    "ε reproduced",
+    "by",
+    "verdict",
+    "ε tight",
+    "factor",
+    "ε tight if Poisson",
+    "ε tight per patient",
 )
 
 READING = (
@@ -71,16 +83,20 @@ Agreement = Literal["reproduced", "not reproduced", "calibrated"]
 
 @dataclass(frozen=True)
 class Quoted:
-    """One ε as a paper quotes it: a line of `papers/epsilon.csv`, empty fields None.
+    """One ε as a paper quotes it: a line of `papers/epsilon.csv`. Empty fields are None.
 
     Attributes:
-        noise: real, circular (variance σ² in all), per_component (σ² on each part),
-            real_on_complex, or none. An ε with real_on_complex is GReDP's, read for the second
-            time: the paper prints each once, and describes two noises.
-        sigma: None where only a target is stated.
-        sensitivity: where σ is the noise on a batch's mean: how far a MODIFIED record moves the
-            batch's sum.
-        convention: the accountant that reproduces the printed digits, or the one the paper says it
+        place: where the paper quotes it, such as "Table 1".
+        label: what the ε is for, such as "MNIST DP-SGD".
+        noise: kind of noise: "real", "circular" (variance σ² in total), "per_component" (variance
+            σ² on each part), "real_on_complex" or "none". GReDP describes two kinds of noise but
+            prints each ε once, so its lines with "real_on_complex" are a second reading.
+        sigma: noise multiplier σ; None if the paper states only a target ε.
+        sensitivity: if σ is the noise on a batch's mean, how far a MODIFIED record moves the sum of
+            the batch.
+        examples_per_patient: largest number of examples of one patient.
+        printed: ε as printed, or the target ε.
+        convention: accountant that reproduces the printed digits, or the one that the paper says it
             used.
     """
 
@@ -104,7 +120,19 @@ class Quoted:
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """What became of a quoted ε; None where a number does not apply."""
+    """A quoted ε beside what we compute from the paper's numbers. None if a number does not apply.
+
+    Attributes:
+        sigma: the paper's σ, or the σ that was calibrated to its target.
+        z: noise over sensitivity in the weakest direction; 0 without noise.
+        reproduced: ε by the paper's accountant.
+        tight: upper bound on the true ε.
+        tight_at_least: lower bound on the true ε.
+        factor: tight ε over printed ε.
+        tight_poisson: tight ε of the same noise under Poisson sampling, for another scheme.
+        tight_patient: upper bound on the ε of a patient.
+        tight_patient_at_least: lower bound on the ε of a patient.
+    """
 
     quoted: Quoted
     sigma: float | None = None
@@ -121,148 +149,207 @@ class Reproduction:
     tight_patient_at_least: float | None = None
 
 
-def quoted() -> list[Quoted]:
-    """Read the quoted ε, in the papers' order."""
+def read_quoted() -> list[Quoted]:
+    """Read `papers/epsilon.csv`, in the order of the papers."""
     text = (assets.PAPERS / "epsilon.csv").read_text(encoding="utf-8")
-    lines = csv.DictReader(io.StringIO(text))
-    typed = TypeAdapter(list[Quoted])
-    return typed.validate_python([{k: v or None for k, v in line.items()} for line in lines])
+    lines = []
+    for line in csv.DictReader(io.StringIO(text)):
+        lines.append({column: value or None for column, value in line.items()})
+    return TypeAdapter(list[Quoted]).validate_python(lines)
 
 
-def reproduce(q: Quoted) -> Reproduction:
-    """Recompute a quoted ε, from the cache if possible."""
-    inf = math.inf
-    if q.noise == "none":
+def reproduce(quoted: Quoted) -> Reproduction:
+    """Compute a quoted ε as the paper's accountant does, and the tight ε of the same release.
+
+    Results are cached (`privacy.memory`).
+
+    Raises:
+        ValueError: the line of `papers/epsilon.csv` lacks a number.
+    """
+    if quoted.noise == "none":
         return Reproduction(
-            quoted=q, reproduced=inf, verdict="reproduced", tight=inf, tight_at_least=inf
+            quoted=quoted,
+            reproduced=math.inf,
+            verdict="reproduced",
+            tight=math.inf,
+            tight_at_least=math.inf,
         )
-    if not (q.records and q.epochs and q.delta and q.convention and q.sampling):
-        line = f"{q.paper}, {q.place}, {q.label}"
+    records, epochs, delta = quoted.records, quoted.epochs, quoted.delta
+    convention, scheme = quoted.convention, quoted.sampling
+    if not (records and epochs and delta and convention and scheme):
+        line = f"{quoted.paper}, {quoted.place}, {quoted.label}"
         raise ValueError(f"papers/epsilon.csv: the line of {line} lacks a number")
-    rate = q.sample_rate or (q.batch_size or 0) / q.records
-    steps = q.epochs * (q.records // q.batch_size) if q.batch_size else round(q.epochs / rate)
+    sample_rate = quoted.sample_rate or (quoted.batch_size or 0) / records
+    if quoted.batch_size:
+        steps = epochs * (records // quoted.batch_size)  # whole batches only
+    else:
+        steps = round(epochs / sample_rate)
     claim = Claim(
-        q.sigma or 0.0, rate, steps, q.delta, q.records, q.epochs, q.batch_size, q.sensitivity
+        quoted.sigma or 0.0,
+        sample_rate,
+        steps,
+        delta,
+        records,
+        epochs,
+        quoted.batch_size,
+        quoted.sensitivity,
     )
-    if q.sigma is None:
-        sigma = calibrate(float(q.printed), q.convention, claim)
+    if quoted.sigma is None:
+        sigma = calibrate(float(quoted.printed), convention, claim)
         claim = dataclasses.replace(claim, noise_multiplier=sigma)
-    reproduced = call_cached(claimed_epsilon, q.convention, claim)
-    verdict: Agreement = "reproduced" if same_digits(q.printed, reproduced) else "not reproduced"
-    mechanism = _mechanism(q, claim.noise_multiplier, q.sampling, rate)
-    at_least, tight = call_cached(tight_interval, mechanism, steps, q.delta)
-    many = q.examples_per_patient
-    low, high = (
-        call_cached(patient_interval, mechanism, many, steps, q.delta) if many else (None,) * 2
-    )
-    poisson = None
-    if q.sampling != "poisson":
-        other = _mechanism(q, claim.noise_multiplier, "poisson", rate)
-        poisson = call_cached(tight_epsilon, other, steps, q.delta)
+    sigma = claim.noise_multiplier
+    reproduced = call_cached(claimed_epsilon, convention, claim)
+    mechanism = _mechanism(quoted, sigma, scheme, sample_rate)
+    tight_at_least, tight = call_cached(tight_interval, mechanism, steps, delta)
+    tight_poisson = None
+    if scheme != "poisson":
+        poisson_mechanism = _mechanism(quoted, sigma, "poisson", sample_rate)
+        tight_poisson = call_cached(tight_epsilon, poisson_mechanism, steps, delta)
+    patient_at_least, patient = None, None
+    if quoted.examples_per_patient:
+        patient_at_least, patient = call_cached(
+            patient_interval, mechanism, quoted.examples_per_patient, steps, delta
+        )
     return Reproduction(
-        quoted=q,
-        sigma=claim.noise_multiplier,
+        quoted=quoted,
+        sigma=sigma,
         z=mechanism.z,
-        sample_rate=rate,
+        sample_rate=sample_rate,
         steps=steps,
         reproduced=reproduced,
-        verdict="calibrated" if q.sigma is None else verdict,
+        verdict=_judge(quoted, reproduced),
         tight=tight,
-        tight_at_least=at_least,
-        factor=tight / float(q.printed.lstrip("<")),
-        tight_poisson=poisson,
-        tight_patient=high,
-        tight_patient_at_least=low,
+        tight_at_least=tight_at_least,
+        factor=tight / float(quoted.printed.lstrip("<")),
+        tight_poisson=tight_poisson,
+        tight_patient=patient,
+        tight_patient_at_least=patient_at_least,
     )
 
 
-def _mechanism(q: Quoted, sigma: float, scheme: Scheme, sample_rate: float) -> Mechanism:
+def _judge(quoted: Quoted, reproduced: float) -> Agreement:
+    """Return whether the reproduced ε has the printed digits."""
+    if quoted.sigma is None:
+        return "calibrated"
+    return "reproduced" if same_digits(quoted.printed, reproduced) else "not reproduced"
+
+
+def _mechanism(quoted: Quoted, sigma: float, scheme: Scheme, sample_rate: float) -> Mechanism:
     """Return the release as the paper describes it, in units of the clipping bound."""
-    assert q.records
-    batch = sample_rate * q.records
+    assert quoted.records
+    batch_size = sample_rate * quoted.records
     bound, std = 1.0, sigma
-    if q.sensitivity:  # of a MODIFIED record, so twice one record's share; and σ is on the mean
-        bound, std = q.sensitivity / 2, sigma * batch
-    return mechanism_of(q.noise, bound, std, Sampling(scheme, sample_rate, batch, q.records))
+    if quoted.sensitivity:
+        # A modified record moves the sum by twice one record's bound, and σ is on the mean.
+        bound = quoted.sensitivity / 2
+        std = sigma * batch_size
+    sampling = Sampling(scheme, sample_rate, batch_size, quoted.records)
+    return mechanism_of(quoted.noise, bound, std, sampling)
 
 
 def mechanism_of(noise: str, bound: float, std: float, sampling: Sampling) -> Mechanism:
-    """Return the release of one block, by what a paper calls its noise (see `Quoted.noise`)."""
-    kinds: dict[str, tuple[str, float, NoiseKind]] = {
+    """Return the release of a single block.
+
+    Args:
+        noise: kind of noise, as in `Quoted.noise`.
+        bound: clipping bound of one record.
+        std: standard deviation of the noise; for "circular" noise, of both parts together.
+        sampling: how a step draws records.
+    """
+    # dtype, standard deviation on each part, and kind of the block
+    blocks: dict[str, tuple[str, float, NoiseKind]] = {
         "real": ("float32", std, "real"),
         "per_component": ("complex64", std, "circular"),
         "circular": ("complex64", std / math.sqrt(2), "circular"),
         "real_on_complex": ("complex64", std, "real_on_complex"),
     }
-    dtype, part, kind = kinds[noise]
-    return Mechanism((Block("gradient", (1,), dtype, bound, part, kind),), sampling)
+    dtype, std_of_part, kind = blocks[noise]
+    block = Block("gradient", (1,), dtype, bound, std_of_part, kind)
+    return Mechanism((block,), sampling)
 
 
 def same_digits(printed: str, value: float) -> bool:
-    """True if `value` prints as `printed`, rounded or truncated; '<1' means less than 1."""
+    """Return True if a value, rounded or truncated, has the printed digits.
+
+    A printed "<1" agrees with any value below 1.
+    """
     if printed.startswith("<"):
         return value < float(printed[1:])
-    decimals = len(printed.partition(".")[2])
+    decimals = _count_decimals(printed)
+    # Without 1e-9, a value such as 0.29 · 100 = 28.999999999999996 would be truncated to 0.28.
     truncated = math.floor(value * 10**decimals + 1e-9) / 10**decimals
     return printed in (f"{value:.{decimals}f}", f"{truncated:.{decimals}f}")
 
 
+def _count_decimals(printed: str) -> int:
+    return len(printed.partition(".")[2])
+
+
 def sheet(table: list[Reproduction]) -> Sheet:
-    """Return the papers' table ready to show."""
-    notes = {row.quoted.paper: papers.settings(row.quoted.paper).get("epsilon") for row in table}
-    of_papers = [f"{paper}: {note}" for paper, note in notes.items() if note]
+    """Return the table of all quoted ε."""
+    papers_notes = []
+    for paper in dict.fromkeys(row.quoted.paper for row in table):
+        note = papers.settings(paper).get("epsilon")
+        if note:
+            papers_notes.append(f"{paper}: {note}")
     verdicts = [row.verdict for row in table]
     counts = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in get_args(Agreement))
-    printed = sum(row.quoted.noise != "real_on_complex" for row in table)
+    # Lines with "real_on_complex" are second readings of an ε that has a line already.
+    printed_count = sum(row.quoted.noise != "real_on_complex" for row in table)
     return Sheet(
-        f"{printed} ε of five papers in {len(table)} readings: {counts}",
+        f"{printed_count} ε of five papers in {len(table)} readings: {counts}",
         COLUMNS,
         [_cells(row) for row in table],
-        [*READING, *of_papers, "No ε includes hyper-parameter search."],
-        "`zdp-bench epsilon --write` made this; do not edit.",
-        [_numbers(row) for row in table],
+        notes=[*READING, *papers_notes, "No ε includes hyper-parameter search."],
+        origin="`zdp-bench epsilon --write` made this; do not edit.",
+        numbers=[_numbers(row) for row in table],
     )
 
 
 def _cells(row: Reproduction) -> list[str]:
-    q = row.quoted
+    quoted = row.quoted
     parameters = "no noise"
     if row.steps is not None:
-        drawn = "Poisson" if q.sampling == "poisson" else "uniform"
+        scheme = "Poisson" if quoted.sampling == "poisson" else "uniform"
         parameters = (
-            f"σ {row.sigma:.4g}, q {row.sample_rate:.3g}, {row.steps:,} steps, δ {q.delta:g}, "
-            f"{drawn}, z {row.z:.3g}"
+            f"σ {row.sigma:.4g}, q {row.sample_rate:.3g}, {row.steps:,} steps, "
+            f"δ {quoted.delta:g}, {scheme}, z {row.z:.3g}"
         )
-    # One decimal more than is printed, so that rounding and truncation show
-    decimals = len(q.printed.partition(".")[2]) + 1
+    reproduced = "∞"
+    if not math.isinf(row.reproduced):
+        # one more decimal than is printed, so that rounding can be told from truncation
+        decimals = _count_decimals(quoted.printed) + 1
+        reproduced = f"{row.reproduced:.{decimals}f}"
     return [
-        q.paper,
-        q.place,
-        q.label,
+        quoted.paper,
+        quoted.place,
+        quoted.label,
         parameters,
-        q.printed.replace("inf", "∞"),
-        "∞" if math.isinf(row.reproduced) else f"{row.reproduced:.{decimals}f}",
-        q.convention or "",
+        quoted.printed.replace("inf", "∞"),
+        reproduced,
+        quoted.convention or "",
         row.verdict,
         interval(row.tight_at_least, row.tight),
-        shown(row.factor),
-        shown(row.tight_poisson),
+        show_epsilon(row.factor),
+        show_epsilon(row.tight_poisson),
         interval(row.tight_patient_at_least, row.tight_patient),
     ]
 
 
 def _numbers(row: Reproduction) -> dict[str, object]:
-    """Return the numbers behind a row, six digits each; δ last."""
-    both = vars(row.quoted) | vars(row) | {"quoted": None, "delta": None}
-    kept = {key: value for key, value in both.items() if key not in ("quoted", "delta")}
-    return rounded(kept | {"delta": row.quoted.delta})
+    """Return the CSV's values of a row, rounded to six digits; δ is the last column."""
+    numbers = vars(row.quoted) | vars(row)  # the calibrated σ replaces an empty one
+    del numbers["quoted"]
+    delta = numbers.pop("delta")
+    return rounded(numbers | {"delta": delta})
 
 
-# ----------------------------------------------------------------------------- numbers of your own
+# ------------------------------------------------------------------------- the user's own numbers
 
-# Stands in where no number of records is given: only a patient's ε depends on it, and asks for it.
+# Used if the user gives no number of examples. Only a patient's ε depends on it, and for that the
+# number is required.
 UNKNOWN_RECORDS = 10**9
-NEEDS_RECORDS = "needs --examples N, the number of training examples."
+NEEDS_EXAMPLES = "needs --examples N, the number of training examples."
 CONVENTIONS = {
     "per_component": "real, or complex with σ² on each part",
     "circular": "complex, circular with σ² in all",
@@ -277,8 +364,13 @@ OF_PART = "tight, for one example of a unit that is drawn and clipped as one"
 
 
 @dataclass(frozen=True)
-class OwnNumbers:
-    """A user's own training, checked: everything but the noise."""
+class Training:
+    """A user's training except for its noise. All values are valid.
+
+    Attributes:
+        examples_per_patient: largest number of examples of one patient. Default: None, if no ε of a
+            patient is wanted.
+    """
 
     sampling: Sampling
     steps: int
@@ -286,7 +378,7 @@ class OwnNumbers:
     examples_per_patient: int | None
 
 
-def read_own(
+def read_training(
     *,
     sampling: Scheme,
     sample_rate: float | None,
@@ -296,20 +388,31 @@ def read_own(
     epochs: int | None,
     delta: float,
     examples_per_patient: int | None = None,
-) -> OwnNumbers:
-    """Return a user's numbers, or refuse one that is missing, out of range, or contradicted."""
+) -> Training:
+    """Return the training that a user's options describe.
+
+    Args:
+        sampling: how a step draws examples.
+        sample_rate: probability that a step draws an example; or give `batch_size` and `examples`.
+        batch_size: expected number of examples per step.
+        examples: number of training examples.
+        steps: number of steps; or give `epochs`.
+        epochs: number of epochs.
+        delta: δ of each ε.
+        examples_per_patient: see `Training`.
+
+    Raises:
+        UserError: an option is missing, out of range, or contradicts another.
+    """
     require_delta("--delta", delta)
-    counts = {"--steps": (steps, MOST), "--epochs": (epochs, MOST), "--examples": (examples, MOST)}
-    counts |= {"--batch-size": (batch_size, examples or 0)}
-    counts |= {"--examples-per-patient": (examples_per_patient, examples or 0)}
-    for flag, (count, most) in counts.items():
-        if count is not None and not most:
-            raise UserError(f"{flag}={count}: {NEEDS_RECORDS}")
-        fits = count is None or 1 <= count <= most
-        require(fits, flag, count, f"must lie between 1 and {most:,}")
+    _require_count("--steps", steps, MOST)
+    _require_count("--epochs", epochs, MOST)
+    _require_count("--examples", examples, MOST)
+    _require_count_of_examples("--batch-size", batch_size, examples)
+    _require_count_of_examples("--examples-per-patient", examples_per_patient, examples)
     if sampling == "full":
-        alone = sample_rate in (None, 1.0) and batch_size is None
-        require(alone, "--sampling", "full", "takes neither sample rate nor batch size")
+        is_full = sample_rate in (None, 1.0) and batch_size is None
+        require(is_full, "--sampling", "full", "takes neither sample rate nor batch size")
         sample_rate = 1.0
     elif batch_size and examples:
         sample_rate = batch_size / examples
@@ -318,19 +421,40 @@ def read_own(
             "--sample-rate (or --batch-size with --examples) and --steps (or --epochs) are needed."
         )
     require(0 < sample_rate <= 1, "--sample-rate", sample_rate, "must lie in (0, 1]")
-    few = epochs is None or epochs / sample_rate <= MOST
-    require(few, "--sample-rate", sample_rate, f"makes more than {MOST:,} steps")
     if epochs is not None:
-        whole = examples // batch_size if batch_size and examples and sampling == "uniform" else 0
-        steps = epochs * whole or round(epochs / sample_rate)
+        few_steps = epochs / sample_rate <= MOST
+        require(few_steps, "--sample-rate", sample_rate, f"makes more than {MOST:,} steps")
+        steps = round(epochs / sample_rate)
+        if sampling == "uniform" and batch_size and examples:
+            steps = epochs * (examples // batch_size)  # whole batches only
     assert steps is not None
-    number = examples or UNKNOWN_RECORDS
-    drawn = Sampling(sampling, sample_rate, sample_rate * number, number)
-    return OwnNumbers(drawn, steps, delta, examples_per_patient)
+    records = examples or UNKNOWN_RECORDS
+    drawn = Sampling(sampling, sample_rate, sample_rate * records, records)
+    return Training(drawn, steps, delta, examples_per_patient)
+
+
+def _require_count(flag: str, count: int | None, largest: int) -> None:
+    if count is not None:
+        require(1 <= count <= largest, flag, count, f"must lie between 1 and {largest:,}")
+
+
+def _require_count_of_examples(flag: str, count: int | None, examples: int | None) -> None:
+    """Reject a count that is larger than the number of examples, or given without it."""
+    if count is None:
+        return
+    if examples is None:
+        raise UserError(f"{flag}={count}: {NEEDS_EXAMPLES}")
+    _require_count(flag, count, examples)
 
 
 class Answer(NamedTuple):
-    """One line for a user; `at_least` is a lower bound on the true ε, if one is known."""
+    """The ε of a training by one accountant, for one kind of noise.
+
+    Attributes:
+        noise: a key of `CONVENTIONS`.
+        remark: what the accountant bounds.
+        at_least: lower bound on the true ε, if one is known.
+    """
 
     noise: str
     sigma: float
@@ -341,92 +465,149 @@ class Answer(NamedTuple):
     at_least: float | None = None
 
 
+Epsilon = Callable[[Mechanism, int, float], float]  # (mechanism, steps, δ) -> ε
+
+
 class Bound(NamedTuple):
-    """An accountant's ε of (mechanism, steps, δ), and its lower bound, if it knows one."""
+    """An accountant's ε.
+
+    Attributes:
+        remark: what the accountant bounds.
+        at_least: lower bound on the true ε, if the accountant knows one.
+    """
 
     accountant: str
     remark: str
-    epsilon: Callable[[Mechanism, int, float], float]
-    at_least: Callable[[Mechanism, int, float], float] | None = None
+    epsilon: Epsilon
+    at_least: Epsilon | None = None
 
 
-def answer(given: OwnNumbers, sigma: float | None, target: float | None) -> Sheet:
-    """Return ε at σ by every accountant, or the σ of a target ε by pld.
+def answer(training: Training, sigma: float | None, target: float | None) -> Sheet:
+    """Return the ε of a training by each accountant, or the noise that a target ε requires.
 
-    There is a line for each convention of noise. With `examples_per_patient`, the target is met for
-    a patient.
+    There are lines for each of `CONVENTIONS`, because papers measure complex noise in two ways.
+
+    Args:
+        training: the training.
+        sigma: noise multiplier σ. Ignored with a target.
+        target: target ε, which is met by the accountant pld; for a patient if the training has
+            `examples_per_patient`.
+
+    Raises:
+        UserError: σ or the target is out of range, or no σ gives the target.
     """
-    bounds = _bounds(given)
+    bounds = _bounds(training)
     if target is None:
-        allowed = sigma == 0 or LEAST_NOISE <= (sigma or 0.0) <= MOST_NOISE
-        require(allowed, "--sigma", sigma, "must be 0, or lie in 0.0001 to 1000000")
+        is_valid = sigma == 0 or LEAST_NOISE <= (sigma or 0.0) <= MOST_NOISE
+        require(is_valid, "--sigma", sigma, "must be 0, or lie in 0.0001 to 1000000")
     else:
         require(0 < target < math.inf, "--target-epsilon", target, "must be positive and finite")
-        # a patient's is last
-        bounds = [one for one in bounds if one.accountant == "pld" and one.remark != OF_PART][-1:]
+        by_pld = [bound for bound in bounds if bound.accountant == "pld"]
+        calibrated = [bound for bound in by_pld if bound.remark != OF_PART]
+        bounds = calibrated[-1:]  # the bound for a patient is last, if there is one
     answers = []
     for noise, bound in product(CONVENTIONS, bounds):
-        bounded = partial(_bound, given, noise, bound.epsilon)
-        try:
-            found = sigma or 0.0 if target is None else solve(target, bounded)
-        except ValueError as error:
-            raise UserError(f"--target-epsilon={target:g}: {error}.") from None
-        z = mechanism_of(noise, 1.0, found, given.sampling).z
-        low = _bound(given, noise, bound.at_least, found) if bound.at_least else None
-        line = Answer(noise, found, z, bound.accountant, bounded(found), bound.remark, low)
-        answers.append(line)
-    return _show_answers(given, answers)
+        if target is not None:
+            sigma = _calibrate(training, noise, bound, target)
+        answers.append(_answer(training, noise, bound, sigma or 0.0))
+    return _show_answers(training, answers)
 
 
-def _bound(
-    given: OwnNumbers, noise: str, of: Callable[[Mechanism, int, float], float], sigma: float
-) -> float:
-    """Return the ε at σ by one of a `Bound`'s functions."""
-    return of(mechanism_of(noise, 1.0, sigma, given.sampling), given.steps, given.delta)
+def _answer(training: Training, noise: str, bound: Bound, sigma: float) -> Answer:
+    """Return a bound at σ."""
+    mechanism = mechanism_of(noise, 1.0, sigma, training.sampling)
+    steps, delta = training.steps, training.delta
+    at_least = None
+    if bound.at_least is not None:
+        at_least = bound.at_least(mechanism, steps, delta)
+    return Answer(
+        noise,
+        sigma,
+        mechanism.z,
+        bound.accountant,
+        bound.epsilon(mechanism, steps, delta),
+        bound.remark,
+        at_least,
+    )
 
 
-def _bounds(given: OwnNumbers) -> list[Bound]:
-    """Return what each accountant bounds: pld also one example of a unit, and a patient."""
-    bounds, many = [], given.examples_per_patient
-    for name, of in answer_for_mechanisms().items():
-        fixed_size = of.kind == "tight" and given.sampling.scheme == "uniform"
-        remark = TIGHT_INTERVAL if fixed_size else REMARKS[of.kind]
-        bounds.append(Bound(name, remark, of.epsilon, of.at_least))
-        if name == "pld" and given.sampling.adjacency == "add_or_remove_one":
+def _calibrate(training: Training, noise: str, bound: Bound, target: float) -> float:
+    """Return the σ at which a bound meets a target ε."""
+
+    def compute_epsilon(sigma: float) -> float:
+        mechanism = mechanism_of(noise, 1.0, sigma, training.sampling)
+        return bound.epsilon(mechanism, training.steps, training.delta)
+
+    try:
+        return solve(target, compute_epsilon)
+    except ValueError as error:
+        raise UserError(f"--target-epsilon={target:g}: {error}.") from None
+
+
+def _bounds(training: Training) -> list[Bound]:
+    """Return the bounds of all accountants.
+
+    pld also bounds the ε of one example of a unit, and of a patient.
+    """
+    scheme, adjacency = training.sampling.scheme, training.sampling.adjacency
+    bounds = []
+    for name, accountant in answer_for_mechanisms().items():
+        has_interval = accountant.kind == "tight" and scheme == "uniform"
+        remark = TIGHT_INTERVAL if has_interval else REMARKS[accountant.kind]
+        bounds.append(Bound(name, remark, accountant.epsilon, accountant.at_least))
+        if name != "pld":
+            continue
+        if adjacency == "add_or_remove_one":
             bounds.append(Bound(name, OF_PART, example_epsilon))
-        if name == "pld" and many is not None:
-            remark = f"tight, for a patient or image with {many} examples"
-            bounds.append(
-                Bound(
-                    *(name, remark, lambda m, *of: patient_epsilon(m, many, *of)),
-                    lambda m, *of: patient_interval(m, many, *of)[0],
-                )
-            )
+        if training.examples_per_patient is not None:
+            bounds.append(_bound_patient(training.examples_per_patient))
     return bounds
 
 
-def _show_answers(given: OwnNumbers, answers: list[Answer]) -> Sheet:
-    """Return the answers ready to show; the numbers, six digits each, have their setting beside."""
-    s = given.sampling
+def _bound_patient(examples: int) -> Bound:
+    """Return pld's bound for a patient with so many examples."""
+
+    def epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
+        return patient_epsilon(mechanism, examples, steps, delta)
+
+    def at_least(mechanism: Mechanism, steps: int, delta: float) -> float:
+        low, _ = patient_interval(mechanism, examples, steps, delta)
+        return low
+
+    remark = f"tight, for a patient or image with {examples} examples"
+    return Bound("pld", remark, epsilon, at_least)
+
+
+def _show_answers(training: Training, answers: list[Answer]) -> Sheet:
+    """Return the answers as a table. Each line of the CSV also states the training."""
+    sampling, steps, delta = training.sampling, training.steps, training.delta
+    neighbours = sampling.adjacency.replace("_", " ")
     title = (
-        f"{s.scheme} sampling, q {s.sample_rate:g}, {given.steps:,} steps, "
-        f"δ {given.delta:g}; neighbours: {s.adjacency.replace('_', ' ')}"
+        f"{sampling.scheme} sampling, q {sampling.sample_rate:g}, {steps:,} steps, "
+        f"δ {delta:g}; neighbours: {neighbours}"
     )
-    rows = [
-        [
-            CONVENTIONS.get(one.noise, one.noise),
-            f"{one.sigma:.5g}",
-            f"{one.z:.4g}",
-            one.accountant,
-            interval(one.at_least, one.epsilon),
-            one.remark,
+    rows = []
+    for line in answers:
+        row = [
+            CONVENTIONS[line.noise],
+            f"{line.sigma:.5g}",
+            f"{line.z:.4g}",
+            line.accountant,
+            interval(line.at_least, line.epsilon),
+            line.remark,
         ]
-        for one in answers
-    ]
-    known = s.records != UNKNOWN_RECORDS
-    notes = [asked] if known and (asked := question(given.delta, s.records)) else []
+        rows.append(row)
+    notes = []
+    if sampling.records != UNKNOWN_RECORDS:
+        warning = question(delta, sampling.records)
+        if warning:
+            notes.append(warning)
+    setting = {
+        "sampling": sampling.scheme,
+        "sample_rate": sampling.sample_rate,
+        "steps": steps,
+        "delta": delta,
+    }
+    numbers = [setting | rounded(line._asdict()) for line in answers]
     columns = ["noise", "σ", "z", "accountant", "ε", ""]
-    setting = {"sampling": s.scheme, "sample_rate": s.sample_rate}
-    setting |= {"steps": given.steps, "delta": given.delta}
-    numbers = [setting | rounded(one._asdict()) for one in answers]
     return Sheet(title, columns, rows, notes, numbers=numbers)

@@ -54,8 +54,8 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.report import epsilon
 
     names = (*SETTING, "delta", "sampling")
-    given = epsilon.read_own(**{name: getattr(options, name) for name in names})
-    sheet = epsilon.answer(given, options.sigma, options.target_epsilon)
+    training = epsilon.read_training(**{name: getattr(options, name) for name in names})
+    sheet = epsilon.answer(training, options.sigma, options.target_epsilon)
     print_sheet(sheet, options.format)
     return 0
 
@@ -72,7 +72,7 @@ def _print_papers(options: argparse.Namespace) -> int:
             raise UserError(
                 f"--{name.replace('_', '-')} alone is not enough: add --sigma or --target-epsilon."
             )
-    sheet = epsilon.sheet([epsilon.reproduce(line) for line in epsilon.quoted()])
+    sheet = epsilon.sheet([epsilon.reproduce(line) for line in epsilon.read_quoted()])
     print_sheet(sheet, options.format)
     if options.write:
         paths = sheet.write(options.results / "tables" / "epsilon")
