@@ -57,7 +57,7 @@ def test_seeds_are_compared_by_students_t_and_other_data_by_nothing(tmp_path: Pa
 
 def test_roc_aucs_of_one_test_set_are_compared_by_delong(tmp_path: Path) -> None:
     first, second = run("a", 1, 0.9, "roc_auc"), run("b", 1, 0.5, "roc_auc")
-    lacking = "No test: roc_auc needs one seed on both sides"
+    lacking = "No test: roc_auc needs a seed that both sides have"
     assert lacking in sheet([first], [second], tmp_path).notes[0]
     truth, draw = np.arange(40) % 2, np.random.default_rng(0)
     for of, scores in ((first, truth + 0.1 * draw.random(40)), (second, draw.random(40))):

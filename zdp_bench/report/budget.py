@@ -1,4 +1,4 @@
-"""`zdp-bench budget`: the ε of all runs on each data set together."""
+"""`zdp-bench budget`: the joint ε of all runs on each data set."""
 
 from __future__ import annotations
 
@@ -34,14 +34,17 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Line:
-    """The joint ε of some runs on one data set.
+    """The joint ε of some runs on one data set, or on data sets that share files.
 
     Attributes:
-        noise: Kind of noise; `ALL` if the line is of all runs.
+        noise: kind of noise of the runs; `ALL` for runs of all kinds.
+        runs: number of runs.
+        unfinished: number of runs that have not finished.
         epsilon: ε of one example; None if it is not known.
-        epsilon_unit: ε of one unit; None if it is not known, or each unit has one example.
-        unit: Kind of owner of several examples; None if no owner has several.
-        records_per_unit: Largest number of examples of one unit.
+        epsilon_unit: ε of one unit; None if it is not known, or if each unit has one example.
+        unit: kind of owner of several examples; None if no owner has several.
+        records_per_unit: largest number of examples of one unit.
+        delta: δ of both ε.
     """
 
     dataset: str
@@ -58,9 +61,9 @@ class Line:
 
     @staticmethod
     def of(noise: str, runs: Sequence[Spending], delta: float) -> Line:
-        """Return the line of runs on one data set, or on data sets that share files."""
-        examples = max(run.examples for run in runs)
-        has_units = examples > 1 or any(run.by_unit for run in runs)
+        """Return the line of some runs, whose noise is of one kind."""
+        records_per_unit = max(run.examples for run in runs)
+        has_units = records_per_unit > 1 or any(run.by_unit for run in runs)
         return Line(
             dataset=_list(run.shown for run in runs),
             provenance=_list(run.provenance for run in runs),
@@ -68,16 +71,16 @@ class Line:
             noise=noise,
             runs=len(runs),
             unfinished=sum(not run.finished for run in runs),
-            epsilon=_epsilon_of_one(runs, False, delta),
-            epsilon_unit=_epsilon_of_one(runs, True, delta) if has_units else None,
+            epsilon=_joint_epsilon(runs, of_unit=False, delta=delta),
+            epsilon_unit=_joint_epsilon(runs, of_unit=True, delta=delta) if has_units else None,
             unit=_list(run.unit for run in runs) if has_units else None,
-            records_per_unit=examples,
+            records_per_unit=records_per_unit,
             delta=delta,
         )
 
     @property
     def is_known(self) -> bool:
-        """True if no ε of the line is unknown."""
+        """True if the ε of an example is known and, if the line has units, also that of a unit."""
         if self.epsilon is None:
             return False
         return self.unit is None or self.epsilon_unit is not None
@@ -104,18 +107,18 @@ def sheet(
     results: Path,
     dataset: str | None = None,
 ) -> Sheet:
-    """Return the joint ε of each data set's runs, by kind of noise and in all.
+    """Return the joint ε of the runs on each data set, by kind of noise and in total.
 
     Args:
-        delta: δ of each ε. Default: the smallest δ of the runs.
-        unknown: Folders of runs whose data is not known, named in a note.
-        dataset: Name of one data set. Default: all.
+        spendings: what each run spent.
+        delta: δ of each ε. Default: the smallest δ of the runs on a data set.
+        unknown: folders of runs whose data is not known; a note names them.
+        results: results folder that the runs are in.
+        dataset: name of one data set. Default: all data sets.
     """
     groups = group_by_data(spendings)
     if dataset:
-        groups = [
-            group for group in groups if any(dataset in (run.dataset, run.shown) for run in group)
-        ]
+        groups = [group for group in groups if _is_on(dataset, group)]
     lines: list[Line] = []
     for group in groups:
         lines += _lines(group, delta)
@@ -123,51 +126,60 @@ def sheet(
     notes.append(COUNTED.format(count=len(spendings), results=results))
     cells = [line.cells() for line in lines]
     numbers = [vars(line) for line in lines]
-    return Sheet("Budget", COLUMNS, cells, notes, "", numbers, important=IMPORTANT)
+    return Sheet("Budget", COLUMNS, cells, notes, numbers=numbers, important=IMPORTANT)
+
+
+def _is_on(dataset: str, group: Sequence[Spending]) -> bool:
+    """Return True if one of the runs is on a data set, which may be named as it is shown."""
+    return any(dataset in (run.dataset, run.shown) for run in group)
 
 
 def describe_together(spendings: Sequence[Spending]) -> list[str]:
-    """Return a sentence with the joint ε of several runs, for each data set that has several."""
+    """Return a sentence with the joint ε of some runs for each data set with more than one run."""
     sentences = []
     for group in group_by_data(spendings):
         if len(group) < 2:
             continue
         line = Line.of(ALL, group, min(run.delta for run in group))
-        whole = _describe_epsilon(line)
         sentences.append(
-            f"Tight ε of these {len(group)} runs on {line.dataset} together: {whole} "
-            f"(δ {line.delta:g}); `zdp-bench budget` counts earlier ones too."
+            f"Tight ε of these {len(group)} runs on {line.dataset} together: "
+            f"{_describe_epsilon(line)} (δ {line.delta:g}); `zdp-bench budget` counts earlier "
+            "ones too."
         )
     return sentences
 
 
 def _describe_epsilon(line: Line) -> str:
-    """Return the ε of an example and of a unit that owns several, in words."""
-    of_unit = show_epsilon(line.epsilon_unit)
-    if of_unit and line.epsilon == line.epsilon_unit:  # steps draw whole units
-        return f"{of_unit} per {line.unit}"
-    of_example = show_epsilon(line.epsilon) or "not known"
-    return f"{of_example}, per {line.unit} {of_unit}" if of_unit else of_example
+    """Describe the ε of an example and of a unit: '1.2' or '1.2, per patient 3.4'."""
+    epsilon_unit = show_epsilon(line.epsilon_unit)
+    if epsilon_unit and line.epsilon == line.epsilon_unit:  # steps draw whole units
+        return f"{epsilon_unit} per {line.unit}"
+    epsilon = show_epsilon(line.epsilon) or "not known"
+    return f"{epsilon}, per {line.unit} {epsilon_unit}" if epsilon_unit else epsilon
 
 
 def group_by_data(spendings: Sequence[Spending]) -> list[list[Spending]]:
     """Group the runs that may share examples, directly or through other runs."""
-    in_order = sorted(spendings, key=lambda run: (run.dataset, run.data))
-    groups: list[list[list[Spending]]] = []  # a group is made of lists of runs on the same data
-    for runs in _group_by(in_order, lambda run: (run.data, run.dataset, run.sources)):
-        joined: list[list[list[Spending]]] = []
-        apart: list[list[list[Spending]]] = []
+    sorted_runs = sorted(spendings, key=lambda run: (run.dataset, run.data))
+    # A group consists of lists of runs on the same data. All runs of a list share examples with
+    # the same other runs, so it is enough to compare the first run of each list.
+    groups: list[list[list[Spending]]] = []
+    for runs in _group_by(sorted_runs, lambda run: (run.data, run.dataset, run.sources)):
+        merged: list[list[Spending]] = []
+        separate: list[list[list[Spending]]] = []
         for group in groups:
-            shares = any(runs[0].may_share(others[0]) for others in group)
-            (joined if shares else apart).append(group)
-        merged = list(chain.from_iterable(joined))
-        groups = [*apart, [*merged, runs]]
+            if any(runs[0].may_share(others[0]) for others in group):
+                merged += group
+            else:
+                separate.append(group)
+        groups = [*separate, [*merged, runs]]
     return [list(chain.from_iterable(group)) for group in groups]
 
 
 def _notes(
     groups: Sequence[Sequence[Spending]], lines: Sequence[Line], unknown: Sequence[Path]
 ) -> list[str]:
+    """Return the sentences below the table."""
     runs = list(chain.from_iterable(groups))
     notes = [HOW] if lines else []
     for group in groups:
@@ -186,7 +198,7 @@ def _notes(
 
 
 def _lines(group: Sequence[Spending], delta: float | None) -> list[Line]:
-    """Return the lines of one data set."""
+    """Return the lines of one group: one for each kind of noise, and one for all runs together."""
     delta = delta or min(run.delta for run in group)
     lines = [Line.of(_noise(runs[0]), runs, delta) for runs in _group_by(group, _noise)]
     if len(lines) > 1:
@@ -195,7 +207,7 @@ def _lines(group: Sequence[Spending], delta: float | None) -> list[Line]:
 
 
 def _noise(run: Spending) -> str:
-    """Return the kind of a run's noise: 'seeded', 'secure, fixed-size batches'."""
+    """Return the kind of a run's noise, such as 'seeded' or 'secure, fixed-size batches'."""
     if not run.is_private:
         return "none"
     kind = "secure" if run.secure else "seeded"
@@ -205,21 +217,22 @@ def _noise(run: Spending) -> str:
 
 
 def _list(words: Iterable[str]) -> str:
+    """Return the distinct words in alphabetical order, separated by commas."""
     return ", ".join(sorted(set(words)))
 
 
-def _epsilon_of_one(runs: Sequence[Spending], of_unit: bool, delta: float) -> float | None:
+def _joint_epsilon(runs: Sequence[Spending], of_unit: bool, delta: float) -> float | None:
     """Return the joint ε of one example, or of one unit; None if it is not known."""
     try:
         spent = list_spent(runs, of_unit)
     except ValueError:
         return None
-    whole: float | None = call_cached(together_if_known, spent, delta)
-    return whole
+    epsilon: float | None = call_cached(compose_if_known, spent, delta)
+    return epsilon
 
 
-def together_if_known(spent: Sequence[Spent], delta: float) -> float | None:
-    """Return the joint ε; None if it is not known."""
+def compose_if_known(spent: Sequence[Spent], delta: float) -> float | None:
+    """Return the joint ε; None if it is not known (see `compose_epsilon`)."""
     try:
         return compose_epsilon(spent, delta)
     except ValueError:
@@ -229,7 +242,7 @@ def together_if_known(spent: Sequence[Spent], delta: float) -> float | None:
 def _group_by(
     spendings: Iterable[Spending], key: Callable[[Spending], Any]
 ) -> list[list[Spending]]:
-    """Group runs by a key, in the order of its first run."""
+    """Group runs by a key. The groups are in the order of their first runs."""
     groups: dict[Any, list[Spending]] = {}
     for run in spendings:
         groups.setdefault(key(run), []).append(run)

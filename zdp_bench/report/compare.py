@@ -1,4 +1,4 @@
-"""`zdp-bench compare`: two runs, or two groups of runs, side by side."""
+"""`zdp-bench compare`: two runs, or the runs of two experiments, side by side."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from zdp_bench.report.number_format import mean_and_deviation
 from zdp_bench.report.results import NO_RESULT, flatten, keep, read_frame, tell_differences
 from zdp_bench.report.sheet import Sheet
 
-LISTED = 6
+MAX_LISTED = 6  # runs that an error names
 
-Side = Sequence[Record]
+Side = Sequence[Record]  # one run, or all seeds of one experiment
 
 
 def find_runs(word: str, all_records: Sequence[Record]) -> list[Record]:
     """Return the runs that a word names: one run, or all seeds of one experiment.
 
     Args:
-        word: RECIPE, RECIPE/RUN, RUN (the first digits of a digest), a run's name, or filters as
-            `results.keep` takes them, separated by spaces.
+        word: a recipe, RECIPE/RUN, the first digits of a run's digest, a run's name, or filters
+            separated by spaces (see `results.keep`).
+        all_records: the records to search.
+
+    Raises:
+        UserError: the word names no run, or runs of several experiments.
     """
     if "=" in word:
         frame, _ = read_frame(all_records)
@@ -49,8 +53,8 @@ def _ambiguous(word: str, runs: Side) -> UserError:
     differences = tell_differences(*read_frame(runs))
     pairs = zip(runs, differences, strict=True)
     names = [f"{_name([run])} ({difference})" for run, difference in pairs]
-    listed = ", ".join(names[:LISTED])
-    if len(names) > LISTED:
+    listed = ", ".join(names[:MAX_LISTED])
+    if len(names) > MAX_LISTED:
         listed += ", ..."
     recipe = runs[0].recipe
     return UserError(
@@ -60,20 +64,34 @@ def _ambiguous(word: str, runs: Side) -> UserError:
 
 
 def sheet(first: Side, second: Side, results: Path) -> Sheet:
-    """Return what two sides share and where they differ, with the test that fits their metric."""
+    """Return the facts, metrics and different settings of two sides, one row each.
+
+    Notes below the table state whether the sides differ by more than chance.
+
+    Args:
+        first, second: the sides, as `find_runs` returns them.
+        results: results folder.
+    """
     rows = []
     for name, fact in FACTS.items():
         rows.append([name, _list_values(first, fact), _list_values(second, fact)])
-    metrics: dict[str, None] = {}  # each once, in order
+    metrics: dict[str, None] = {}  # names without repetition, in order
     for run in (*first, *second):
         metrics |= dict.fromkeys(run.metrics)
     for metric in metrics:
         rows.append([f"test {metric}", _spread(first, metric), _spread(second, metric)])
     rows += _configuration(first, second)
     rows = [row for row in rows if any(row[1:])]
-    columns = ("", _name(first), _name(second))
-    numbers = [dict(zip(("what", "first", "second"), row, strict=True)) for row in rows]
-    return Sheet("Comparison", columns, rows, _notes(first, second, results), "", numbers)
+    numbers = []
+    for name, value, other_value in rows:
+        numbers.append({"what": name, "first": value, "second": other_value})
+    return Sheet(
+        "Comparison",
+        ("", _name(first), _name(second)),
+        rows,
+        _notes(first, second, results),
+        numbers=numbers,
+    )
 
 
 FACTS: dict[str, Callable[[Record], str]] = {
@@ -92,17 +110,21 @@ FACTS: dict[str, Callable[[Record], str]] = {
 
 
 def _name(side: Side) -> str:
+    """Return the heading of a side: 'RECIPE/RUN', or 'RECIPE' for several runs."""
     run = side[0]
     return run.recipe if len(side) > 1 else f"{run.recipe}/{run.run[:8]}"
 
 
 def _list_values(side: Side, fact: Callable[[Record], str]) -> str:
-    """Return a fact of all runs of a side, each value once."""
+    """Return the distinct values of a fact among the runs of a side, separated by commas."""
     return ", ".join(dict.fromkeys(map(fact, side)))
 
 
 def _spread(side: Side, metric: str) -> str:
-    """'0.9127', or mean and deviation: '0.9051 ± 0.0066 (n = 3)'; empty if a run has none."""
+    """Return the metric of a side: '0.9127', or '0.9051 ± 0.0066 (n = 3)' for several runs.
+
+    Empty if a run does not have the metric.
+    """
     values = [run.metrics[metric] for run in side if metric in run.metrics]
     if len(values) < len(side):
         return ""
@@ -110,26 +132,29 @@ def _spread(side: Side, metric: str) -> str:
 
 
 def _configuration(first: Side, second: Side) -> list[list[str]]:
-    """Return the keys in which the two differ; null, false and not there are the same."""
-    ours, theirs = flatten(first[0].config), flatten(second[0].config)
+    """Return a row for each setting in which the sides differ.
+
+    Null, false and a missing key count as equal.
+    """
+    settings, other_settings = flatten(first[0].config), flatten(second[0].config)
     rows = []
-    for key in ours | theirs:
+    for key in settings | other_settings:
         if key in ("seed", "recipe") or key.startswith(NO_RESULT):
             continue
-        value, other_value = ours.get(key), theirs.get(key)
+        value, other_value = settings.get(key), other_settings.get(key)
         if (value or None) != (other_value or None):
-            rows.append([key, _shown(value), _shown(other_value)])
+            rows.append([key, _show_value(value), _show_value(other_value)])
     return rows
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value is None else str(value)
 
 
 def _notes(first: Side, second: Side, results: Path) -> list[str]:
-    """Return the result of the test on the headline metric, or why there is none."""
+    """Return the result of a test on the headline metric, or why the sides cannot be tested."""
     metric = first[0].headline.name
     if len({run.data.digest for run in (*first, *second)}) > 1:
         return ["The two use different data, so no test compares their metrics."]
@@ -139,5 +164,7 @@ def _notes(first: Side, second: Side, results: Path) -> list[str]:
     tests = [sentence for sentence in sentences if " against " in sentence]
     if tests:
         return tests
-    lacking = "one seed on both sides, with its scores.csv" if metric == "roc_auc" else "two seeds"
-    return [f"No test: {metric} needs {lacking}."]
+    requirement = "two seeds on each side"
+    if metric == "roc_auc":
+        requirement = "a seed that both sides have, with scores.csv"
+    return [f"No test: {metric} needs {requirement}."]

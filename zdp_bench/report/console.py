@@ -1,4 +1,4 @@
-"""The console that tables and progress are printed on."""
+"""The console on which tables and progress are printed."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ class PlainText(Console):
             yield segment._replace(text=text)
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
-        """Return the text that is written; no line of a pipe or file ends in blanks."""
+        """Return the text to write. In a pipe or file, lines have no trailing spaces."""
         text = super()._render_buffer(buffer)
         return text if self.is_terminal else re.sub(r" +$", "", text, flags=re.MULTILINE)
 
     def on_broken_pipe(self) -> None:
-        """Stop printing: a run continues when its reader has gone."""
+        """Stop printing, so that a run continues if the reader of its output has ended."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def console() -> Console:
-    """Return standard output; as wide as COLUMNS or, if piped, wide enough for any row."""
-    told = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
-    return PlainText(width=None if told else 10_000, markup=False)
+    """Return a console on standard output.
+
+    It is as wide as the terminal or COLUMNS. If neither is known, it is wide enough for any row.
+    """
+    has_known_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return PlainText(width=None if has_known_width else 10_000, markup=False)

@@ -1,6 +1,7 @@
-"""Counts how much of the papers is filled: `zdp-bench coverage`, and the head line of each table.
+"""Count which of the papers' numbers have results of ours.
 
-The counts are those of the tables in `results/tables`; a table that is not there counts as empty.
+`zdp-bench coverage` shows the counts, and so does the first line of each table. They are counted in
+`results/tables`. A table without a file there counts as empty.
 """
 
 from __future__ import annotations
@@ -16,22 +17,26 @@ from zdp_bench.report import papers
 from zdp_bench.report.cells import EMPTY, FAILED, OTHER, PUBLISHED
 from zdp_bench.report.sheet import Sheet
 
-AGAIN = "counted above"  # a run that fills a cell of an earlier table too
+AGAIN = "counted above"  # its run also fills a cell of an earlier table
 STATUSES = (*PUBLISHED, *OTHER, *FAILED, *EMPTY, AGAIN)
 UNBOUNDED = "of these, tight ε = ∞"
-WHY = "why: "
+WHY = "why: "  # prefix of the counts of reasons
 
-Lines = Iterable[Mapping[str, object]]  # of a table's CSV
+Lines = Iterable[Mapping[str, object]]  # lines of a table's CSV
 
 
 def count(tables: Iterable[Lines]) -> Counter[str]:
     """Count the numbers of tables, or the curves of figures, by status.
 
-    Of several lines of one number the first of `STATUSES` counts, and a run once in all tables, or
-    in all figures over one axis.
+    If a number has several lines, the one whose status comes first in `STATUSES` counts. A run
+    counts once in all tables, and once in all figures with the same axis.
+
+    Returns:
+        The counts by status. Other keys are `UNBOUNDED`, and `WHY` followed by the reason why
+        numbers are empty.
     """
     counts: Counter[str] = Counter()
-    counted: set[tuple[str, str, str]] = set()  # runs, by metric and axis
+    counted: set[tuple[str, str, str]] = set()  # (metric, axis, runs)
     for lines in tables:
         for line in _best_lines(lines):
             runs = str(line.get("runs") or "")
@@ -50,27 +55,29 @@ def count(tables: Iterable[Lines]) -> Counter[str]:
 
 
 def _best_lines(lines: Lines) -> list[Mapping[str, object]]:
-    """Return the line of each number whose status comes first, one with runs before one without."""
+    """Return the best line of each number: by status, then lines with runs before others."""
 
-    def place(line: Mapping[str, object]) -> tuple[int, bool]:
+    def rank(line: Mapping[str, object]) -> tuple[int, bool]:
         return STATUSES.index(str(line["status"])), not line.get("runs")
 
     best: dict[tuple[str, str], Mapping[str, object]] = {}
     for line in lines:
         number = str(line["row"]), str(line["metric"])
-        if line["status"] and (number not in best or place(line) < place(best[number])):
+        if not line["status"]:
+            continue
+        if number not in best or rank(line) < rank(best[number]):
             best[number] = line
     return list(best.values())
 
 
 def _is_unbounded(line: Mapping[str, object]) -> bool:
-    """True if a run claims a finite ε, and has none."""
+    """Return True if a run claims a finite ε although its tight ε is infinite."""
     claimed, tight = float(str(line["epsilon_claimed"])), float(str(line["epsilon_tight"]))
     return math.isfinite(claimed) and math.isinf(tight)
 
 
 def sum_up(counts: Mapping[str, int]) -> str:
-    """Return '14 as published (1 reproduced, 13 different)'."""
+    """Describe the numbers as published: '14 as published (1 reproduced, 13 different)'."""
     published = _total(counts, PUBLISHED)
     kinds = [f"{counts[status]} {status}" for status in PUBLISHED[1:] if counts[status]]
     remarks = [", ".join(kinds)] if kinds else []
@@ -82,12 +89,17 @@ def sum_up(counts: Mapping[str, int]) -> str:
 
 
 def _kinds(counts: Mapping[str, int]) -> str:
-    """Return '14 (1 reproduced, 13 different)', below a heading that says of what."""
+    """Describe the numbers as published, for a column with this heading: '14 (1 reproduced)'."""
     return sum_up(counts).replace(" as published", "")
 
 
 def sentence(tables: Iterable[Lines], unit: str = "number") -> str:
-    """Return '16 numbers: 4 as published (4 different), 4 on other data, 8 not run.'."""
+    """Describe all counts: '16 numbers: 4 as published (4 different), 4 on other data, 8 not run.'
+
+    Args:
+        tables: lines of each table or figure.
+        unit: what is counted. Default: "number".
+    """
     counts = count(tables)
     total = _total(counts, STATUSES)
     words = {"other settings": "with other settings", "other data": "on other data"}
@@ -100,19 +112,19 @@ def sentence(tables: Iterable[Lines], unit: str = "number") -> str:
 
 
 def overview(results: Path) -> str:
-    """Return the counts of all tables and figures as a Markdown table of four rows."""
-    of_tables = count(of_paper(results))
-    of_figures = count(of_paper(results, figures=True))
-    numbers = _total(of_tables, STATUSES)
-    curves = _total(of_figures, STATUSES)
+    """Return the counts of all tables and figures as a Markdown table."""
+    table_counts = count(of_paper(results))
+    figure_counts = count(of_paper(results, figures=True))
+    numbers = _total(table_counts, STATUSES)
+    curves = _total(figure_counts, STATUSES)
 
     def row(head: str, *statuses: str) -> list[str]:
-        return [head, str(_total(of_tables, statuses)), str(_total(of_figures, statuses))]
+        return [head, str(_total(table_counts, statuses)), str(_total(figure_counts, statuses))]
 
     rows = [
         ["", f"{numbers} table numbers", f"{curves} figure curves"],
         ["---", "---", "---"],
-        ["as published", _kinds(of_tables), _kinds(of_figures)],
+        ["as published", _kinds(table_counts), _kinds(figure_counts)],
         row("reduced, or on other data or settings", *OTHER),
         row("did not learn", *FAILED),
         row("shares its run with another number", AGAIN),
@@ -122,7 +134,13 @@ def overview(results: Path) -> str:
 
 
 def of_paper(results: Path, paper: str = "", figures: bool = False) -> list[Lines]:
-    """Return the lines of every table, or figure, of a paper, or of all papers."""
+    """Return the lines of each table or figure.
+
+    Args:
+        results: results folder.
+        paper: name of a paper. Default: all papers.
+        figures: whether to return figures instead of tables. Default: False.
+    """
     names = [name for name in papers.available() if papers.recipes_of(name)]
     return [
         read(name, results)
@@ -132,19 +150,21 @@ def of_paper(results: Path, paper: str = "", figures: bool = False) -> list[Line
 
 
 def read(name: str, results: Path) -> Lines:
-    """Return the lines of a table's CSV; without one, every number of the paper is not run."""
+    """Return the lines of a table's CSV. Without a file, all numbers of the table are "not run"."""
     path = papers.file_of(name, results).with_suffix(".csv")
     if path.is_file():
         return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
-    return [
-        {"row": n.row, "metric": n.column.partition(" at ")[0], "status": "not run"}
-        for n in papers.reference(name)
-        if not n.column.startswith("epsilon") and (papers.is_figure(name) or n.number is not None)
-    ]
+    lines = []
+    for number in papers.reference(name):
+        is_cell = papers.is_figure(name) or number.number is not None
+        if is_cell and not number.column.startswith("epsilon"):
+            metric = number.column.partition(" at ")[0]
+            lines.append({"row": number.row, "metric": metric, "status": "not run"})
+    return lines
 
 
 def sheet(results: Path) -> Sheet:
-    """Return the counts as a table: a line for each table and figure, and for all of either."""
+    """Return the counts of each table and figure, of all tables, and of all figures."""
     groups: dict[str, Sequence[Lines]] = {
         name: [read(name, results)] for name in papers.available() if papers.recipes_of(name)
     }
@@ -169,7 +189,7 @@ def sheet(results: Path) -> Sheet:
         others = [str(_total(counts, kind)) for kind in (OTHER, FAILED, (AGAIN,), EMPTY)]
         shown.append([name, str(total), _kinds(counts), *others, why])
     important = ("table", "all", "as published", "in another way", "empty")
-    return Sheet("Coverage", columns, shown, [], "", numbers, important=important)
+    return Sheet("Coverage", columns, shown, numbers=numbers, important=important)
 
 
 def _total(counts: Mapping[str, int], statuses: Iterable[str]) -> int:
@@ -177,6 +197,6 @@ def _total(counts: Mapping[str, int], statuses: Iterable[str]) -> int:
 
 
 def _say_why(counts: Mapping[str, int]) -> str:
-    """Return why numbers are empty: '8 not run; 4 needs ImageNet'."""
+    """Return the reasons why numbers are empty: '8 not run; 4 needs ImageNet'."""
     reasons = [key for key in counts if key.startswith(WHY)]
     return "; ".join(f"{counts[key]} {key.removeprefix(WHY)}" for key in reasons)

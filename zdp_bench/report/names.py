@@ -1,4 +1,4 @@
-"""Names as tables and figures show them: an id with spaces, if nothing is listed."""
+"""Names as tables and figures show them. An unlisted identifier is shown with spaces."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ALGORITHMS = {
 
 
 def words(label: str) -> str:
-    """'complex_mlp' -> 'complex mlp'."""
+    """Return an identifier with spaces: 'complex mlp' for 'complex_mlp'."""
     return label.replace("_", " ")
 
 
 def algorithm(label: str) -> str:
-    """'dp_sgd' -> 'DP-SGD'."""
+    """Return the name of an algorithm: 'DP-SGD' for 'dp_sgd'."""
     return ALGORITHMS.get(label, words(label))

@@ -1,4 +1,4 @@
-"""Formats numbers: one way for each quantity, everywhere."""
+"""Functions that format numbers. Each quantity is formatted in the same way everywhere."""
 
 from __future__ import annotations
 
@@ -10,21 +10,28 @@ from zdp_bench.privacy.statement import show_epsilon
 
 
 def name_one(unit: str) -> str:
-    """'patient' -> 'a patient', 'image' -> 'an image'."""
-    return f"{'an' if unit.startswith(tuple('aeiou')) else 'a'} {unit}"
+    """Return a unit with its article: 'a patient' or 'an image'."""
+    article = "an" if unit.startswith(tuple("aeiou")) else "a"
+    return f"{article} {unit}"
 
 
 def duration(seconds: float) -> str:
-    """'under 1 s', '45 s', '12 min', '3.4 h'."""
+    """Format a duration: 'under 1 s', '45 s', '12 min' or '3.4 h'."""
     if seconds < 1:
         return "under 1 s"
     if seconds < 90:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    minutes = seconds / 60
+    if minutes < 90:
+        return f"{minutes:.0f} min"
+    return f"{minutes / 60:.1f} h"
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """Format two bounds on ε: '30.3 to 33.2'; the upper one if they print alike or low is None."""
+    """Format a lower and an upper bound on ε: '30.3 to 33.2'.
+
+    Only the upper bound is shown if both are printed alike, or if there is no lower bound.
+    """
     if show_epsilon(low) in ("", show_epsilon(high)):
         return show_epsilon(high)
     return f"{show_epsilon(low, at_least=True)} to {show_epsilon(high)}"
@@ -39,7 +46,15 @@ def mean_and_deviation(
 ) -> str:
     """Format mean and sample standard deviation: '98.01 ± 0.12 % (n = 3)', '0.9601 (n = 1)'.
 
-    'undefined' if a value is NaN: a ROC curve needs examples of both classes.
+    If a value is NaN, such as a ROC-AUC without examples of both classes, the result is
+    'undefined'.
+
+    Args:
+        values: the values.
+        unit: unit of the values, such as "%". Default: none.
+        digits: number of decimals. Default: 2 with a unit, otherwise 4.
+        scale: factor by which values are multiplied. Default: 1.
+        with_count: whether to append the number of values. Default: True.
     """
     count = f" (n = {len(values)})" if with_count else ""
     if any(math.isnan(value) for value in values):
@@ -54,5 +69,9 @@ def mean_and_deviation(
 
 
 def rounded(numbers: Mapping[str, object]) -> dict[str, object]:
-    """Round the floats of a mapping to six digits."""
-    return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in numbers.items()}
+    """Return a mapping with its floats rounded to six significant digits."""
+    result = dict(numbers)
+    for key, value in numbers.items():
+        if isinstance(value, float):
+            result[key] = float(f"{value:.6g}")
+    return result

@@ -1,4 +1,4 @@
-"""Reads what papers print, from `papers/PAPER/tableN.csv`, `figN.csv` and `paper.yaml`.
+"""Read the papers' printed numbers: `papers/PAPER/tableN.csv`, `figN.csv` and `paper.yaml`.
 
 A table is named PAPER/N, a figure PAPER/figN, and a table of our own (`papers/ours.yaml`) has a
 name of one word. `papers/README.md` describes the files.
@@ -19,7 +19,20 @@ from zdp_bench.errors import UserError, unknown
 
 @dataclass(frozen=True)
 class Reference:
-    """One number of a paper, as printed: a line of a `tableN.csv` or `figN.csv`."""
+    """One number of a paper as it is printed: a line of a `tableN.csv` or `figN.csv`.
+
+    Attributes:
+        paper: name of the paper, as in its citations.
+        table: number of the table or figure.
+        row: identifier of the row.
+        label: the row as the paper names it.
+        column: metric, or 'METRIC at X' for a point of a curve.
+        value: the number, or words such as 'not given'.
+        unit: its unit, such as '%'.
+        where: where the paper prints it.
+        deviation: the number after ±. Default: empty, if the paper prints none.
+        range: lowest and highest value of all runs, such as '0.814 to 0.881'. Default: empty.
+    """
 
     paper: str
     table: str
@@ -29,12 +42,12 @@ class Reference:
     value: str
     unit: str
     where: str
-    deviation: str = ""  # the number after ±, if the paper prints one
-    range: str = ""  # lowest and highest of all runs, '0.814 to 0.881'
+    deviation: str = ""
+    range: str = ""
 
     @property
     def number(self) -> float | None:
-        """The number; None if the paper prints none ('not given')."""
+        """The value as a number; None if the paper prints words instead."""
         try:
             return float(self.value)
         except ValueError:
@@ -42,10 +55,15 @@ class Reference:
 
     @property
     def printed(self) -> str:
-        """The number as printed, '93.4 ± 0.01 %'; words instead of a number have no unit."""
-        unit = "" if self.number is None else self.unit
-        spread = self.deviation and f"± {self.deviation}", self.range and f"({self.range})"
-        return " ".join(part for part in (self.value, *spread, unit) if part)
+        """The number as the paper prints it: '93.4 ± 0.01 %'."""
+        parts = [self.value]
+        if self.deviation:
+            parts.append(f"± {self.deviation}")
+        if self.range:
+            parts.append(f"({self.range})")
+        if self.number is not None:  # words have no unit
+            parts.append(self.unit)
+        return " ".join(filter(None, parts))
 
 
 @dataclass(frozen=True)
@@ -53,12 +71,12 @@ class Axes:
     """How a figure's curves are drawn: an entry of `figures` in `paper.yaml`.
 
     Attributes:
-        title: What the figure shows, in one sentence.
-        x: Dotted path in a record, or several joined by ' or ', of which the first that has a value
-            is used; "epoch" makes every epoch of a run a point.
-        label: Label of the x axis.
-        log: Whether the x axis is logarithmic.
-        columns: Number of panels side by side. Default: all.
+        title: what the figure shows, in one sentence.
+        x: dotted path in a record, or several paths joined by ' or '; the first one that has a
+            value is used. With "epoch", each epoch of a run is a point.
+        label: label of the x axis.
+        log: whether the x axis is logarithmic. Default: False.
+        columns: number of panels side by side. Default: all.
     """
 
     title: str
@@ -79,19 +97,19 @@ def available() -> list[str]:
 
 @cache
 def ours() -> dict[str, dict[str, Any]]:
-    """Return the definition of each table of our own by name: title, rows, notes."""
+    """Return the definitions of our own tables by name: title, rows and notes."""
     return assets.read_yaml(assets.PAPERS / "ours.yaml")
 
 
 @cache
 def published() -> dict[str, Any]:
-    """Return others' results at a stated ε by table and row, and their `works` by number."""
+    """Return results of other authors by table and row, and the `works` they are from by number."""
     return assets.read_yaml(assets.PAPERS / "published.yaml")
 
 
 @cache
 def titles() -> dict[str, str]:
-    """Return each paper's name as people cite it: {'zeta_dp_2021': 'Ziller et al. 2021 (ζ-DP)'}."""
+    """Return how each paper is cited: {'zeta_dp_2021': 'Ziller et al. 2021 (ζ-DP)'}."""
     names: dict[str, str] = {}
     for table in available():
         names.setdefault(table.partition("/")[0], reference(table)[0].paper)
@@ -99,7 +117,7 @@ def titles() -> dict[str, str]:
 
 
 def is_figure(table: str) -> bool:
-    """True for PAPER/figN, a figure whose curves are shown as a table."""
+    """Return True for PAPER/figN, a figure whose curves are shown as a table."""
     return table.partition("/")[2].startswith("fig")
 
 
@@ -111,7 +129,11 @@ def reference(table: str) -> list[Reference]:
 
 
 def settings(table: str) -> dict[str, Any]:
-    """Return the contents of the paper.yaml of a paper or a table's paper; {} if there is none."""
+    """Return the contents of a paper's paper.yaml; empty if there is none.
+
+    Args:
+        table: name of the paper, or of one of its tables or figures.
+    """
     path = assets.PAPERS / table.partition("/")[0] / "paper.yaml"
     return assets.read_yaml(path) if path.is_file() else {}
 
@@ -124,7 +146,7 @@ def rows_of(table: str) -> list[str]:
 
 
 def notes(table: str) -> list[str]:
-    """Return the sentences below every table and figure of the table's paper."""
+    """Return the sentences that are below all tables and figures of a table's paper."""
     return list(settings(table).get("notes") or [])
 
 
@@ -134,7 +156,7 @@ def axes(figure: str) -> Axes:
 
 
 def captions() -> dict[str, str]:
-    """Return the caption of each figure of a paper and each table of ours, by file stem."""
+    """Return the captions of all figures of papers and of our own tables, by file stem."""
     shown = {file_stem(name): table["title"] for name, table in ours().items()}
     for name in filter(is_figure, available()):
         number = name.rpartition("fig")[2]
@@ -143,24 +165,24 @@ def captions() -> dict[str, str]:
 
 
 def seeds(table: str) -> int:
-    """Return the number of runs of each row in the paper, 1 if not stated; in our tables, 3."""
+    """Return the number of seeds per row. Default: 1 in papers' tables, 3 in our own."""
     if table in ours():
         return int(ours()[table].get("seeds", 3))
     return int((settings(table).get("seeds") or {}).get(table.partition("/")[2], 1))
 
 
 def file_stem(table: str) -> str:
-    """'zeta_dp_2021/1' -> 'zeta_dp_2021_table1'; 'dp_dfa_2020/fig2' -> 'dp_dfa_2020_fig2'."""
+    """Return the stem of a table's files: 'dp_dfa_2020_table1' for 'dp_dfa_2020/1'."""
     return table if table in ours() else f"{table.partition('/')[0]}_{_path(table).stem}"
 
 
 def file_of(table: str, results: Path) -> Path:
-    """Return where `zdp-bench table --write` writes a table, without `.md` or `.csv`."""
+    """Return the path, without suffix, to which `zdp-bench table --write` writes a table."""
     return results / "tables" / file_stem(table)
 
 
 def recipes_of(table: str) -> list[str]:
-    """Return the recipes that claim rows of a table, by name."""
+    """Return the names of the recipes that claim rows of a table."""
     _require(table)
     recipes = assets.group(assets.RECIPES).items()
     return [name for name, path in recipes if _table_claimed(path) == table]
@@ -168,13 +190,17 @@ def recipes_of(table: str) -> list[str]:
 
 @cache
 def _table_claimed(recipe: Path) -> str | None:
-    """Return the table of which a recipe's file claims a row."""
+    """Return the table whose row a recipe claims; None if it claims none."""
     claims: dict[str, str] = assets.read_yaml(recipe).get("claims") or {}
     return claims.get("table")
 
 
 def check_claims(table: str | None, row: str | None) -> None:
-    """Reject a claim to a cell that no table has."""
+    """Reject a claim to a row that does not exist.
+
+    Raises:
+        UserError: there is no such table, or the table has no such row.
+    """
     if table is None:
         return
     names = [*ours(), *available()]

@@ -21,38 +21,43 @@ from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Record
 from zdp_bench.report.sheet import Sheet
 
-DIFFERS = "differs"  # a column: the settings in which the runs of one recipe differ
+DIFFERS = "differs"  # column with the settings in which the runs of a recipe differ
 TIME = "started_utc"
 DEFAULT = ("recipe", DIFFERS, "seed", "metric", "value", "epsilon_tight", TIME, "run")
-LABELS = ("name", "tags")  # columns that are shown if a run has them
+LABELS = ("name", "tags")  # shown by default if a run has them
 IMPORTANT = (*LABELS, "recipe", DIFFERS, "value", "epsilon_tight", "seed", "run", TIME)
 # For a column of ε, the column that states the unit it protects. Default: `epsilon_of`.
 UNITS = {"epsilon_patient": "privacy_unit"}
 DIGESTS = ("run", "experiment", "data_digest", "ledger_digest", "commit")
-# Beginnings of recorded keys that do not affect results
+# Prefixes of recorded keys that do not affect results
 NO_RESULT = ("claims.", "trainer.micro_batch", "privacy.total_budget")
 
 
 def read_frame(runs: Sequence[Record]) -> tuple[pd.DataFrame, list[str]]:
-    """Return a frame with one row per record, and which columns are keys of the configuration."""
+    """Return the records as a data frame.
+
+    Returns:
+        A frame with one row per record, and the names of the columns that are keys of the
+        configuration.
+    """
     frame = records.frame(list(runs))
-    known = set(frame.columns)
     keys: set[str] = set()
     metrics: dict[str, None] = {}  # names without repetition, in order
-    cells = []
+    cells_of_runs = []
     for run in runs:
         settings = flatten(run.config)
         keys |= {key for key in settings if not key.startswith(NO_RESULT)}
         metrics |= dict.fromkeys(run.metrics)
-        cells.append({**settings, **run.metrics})
-    keys -= known
-    added = [*sorted(keys), *(name for name in metrics if name not in known)]
-    rows = [[row.get(column) for column in added] for row in cells]
-    return frame.join(pd.DataFrame(rows, columns=added, dtype=object)), sorted(keys)
+        cells_of_runs.append({**settings, **run.metrics})
+    new_keys = sorted(keys - set(frame.columns))
+    new_metrics = [name for name in metrics if name not in frame.columns]
+    columns = [*new_keys, *new_metrics]
+    rows = [[cells.get(column) for column in columns] for cells in cells_of_runs]
+    return frame.join(pd.DataFrame(rows, columns=columns, dtype=object)), new_keys
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a nested configuration as a flat one with dotted keys; lists become JSON text."""
+    """Flatten a nested configuration to dotted keys. Lists become JSON text."""
     flat = records.flatten(config)
     for key, value in flat.items():
         if isinstance(value, list):
@@ -64,10 +69,11 @@ def keep(frame: pd.DataFrame, filters: Sequence[str]) -> pd.DataFrame:
     """Return the rows that pass every filter.
 
     Args:
-        filters: `column=value` or `column=value,value`.
+        frame: the records.
+        filters: conditions `column=value` or `column=value,value`, see `_equals`.
 
     Raises:
-        UserError: A filter has no "=", names no column, or no row passes it.
+        UserError: a filter has no "=", its column does not exist, or no row passes it.
     """
     for condition in filters:
         column, equals, value = condition.partition("=")
@@ -76,7 +82,7 @@ def keep(frame: pd.DataFrame, filters: Sequence[str]) -> pd.DataFrame:
                 f"'{condition}' is not a filter: write column=value, such as recipe=phasemnist."
             )
         cells = frame[find(column, frame)]
-        words = re.split(r",(?![^\[]*\])", value)  # not at the comma of [4,2]
+        words = re.split(r",(?![^\[]*\])", value)  # does not split a list such as [4,2]
         passing = frame[[_passes(column, cell, words) for cell in cells]]
         if passing.empty:
             values = {cell(column, value) or "null" for value in cells}
@@ -89,14 +95,21 @@ def keep(frame: pd.DataFrame, filters: Sequence[str]) -> pd.DataFrame:
 
 
 def find(column: str, frame: pd.DataFrame, what: str = "column") -> str:
-    """Return `column` if the frame has it; otherwise raise an error that suggests another."""
+    """Return a column's name if the frame has it; otherwise raise an error with a suggestion."""
     if column not in frame.columns:
         raise unknown(what, column, frame.columns)
     return column
 
 
 def tell_differences(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """Return each run's values of the settings that differ within its recipe: 'dp_sgd, lr 0.1'."""
+    """Return, for each run, the settings in which it differs from others: 'dp_sgd, lr 0.1'.
+
+    Only runs of the same recipe are compared.
+
+    Args:
+        frame: the records.
+        keys: columns that are keys of the configuration.
+    """
     columns = {key: frame[key].tolist() for key in ("variant", "provenance", *keys)}
     rows_of_recipe: dict[str, list[int]] = {}
     for row, recipe in enumerate(frame["recipe"]):
@@ -112,7 +125,7 @@ def tell_differences(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
 
 
 def _as_word(value: Any) -> str:
-    """Return a value as text; null, NaN, false and 0 are all empty."""
+    """Return a value as text, which is empty for null, NaN, false and 0."""
     is_set = value and value == value  # NaN differs from itself
     return str(value) if is_set else ""
 
@@ -120,14 +133,16 @@ def _as_word(value: Any) -> str:
 def _differing(words: dict[str, list[str]]) -> list[str]:
     """Return the keys whose values differ.
 
-    If a plug-in's name differs, its options are left out unless they differ under the same name.
+    If the name of a plug-in differs, so do its options. They are left out unless they also differ
+    between runs with the same name.
 
     Args:
-        words: values of each key as texts, which `_as_word` returns.
+        words: values of each run by key, as `_as_word` returns them.
     """
     differing = [key for key, cells in words.items() if len({*cells}) > 1]
 
     def follows_from_name(key: str) -> bool:
+        """Return True if each name of the plug-in has one value of the key."""
         name = f"{key.partition('.')[0]}.name"
         if key == name or name not in differing:
             return False
@@ -141,13 +156,15 @@ SELF_EXPLAINING = ("name", "variant", "provenance")  # keys whose values need no
 
 
 def _join_values(values: dict[str, Any]) -> str:
-    """Return values, labelled with the last part of their keys: 'dp_sgd, lr 0.1'."""
+    """Join values, each with the last part of its key as a label: 'dp_sgd, lr 0.1'."""
     parts: dict[str, None] = {}  # without repetition, in order
     for key, value in values.items():
-        shown = cell(key, value)
-        last = key.rpartition(".")[2]
-        if shown:
-            parts[shown if last in SELF_EXPLAINING else f"{last} {shown}"] = None
+        text = cell(key, value)
+        label = key.rpartition(".")[2]
+        if text and label not in SELF_EXPLAINING:
+            text = f"{label} {text}"
+        if text:
+            parts[text] = None
     return ", ".join(parts)
 
 
@@ -161,21 +178,21 @@ def sheet(
     descending: bool = False,
     most: int | None = None,
 ) -> Sheet:
-    """Return a sheet of the records that pass every filter, the newest first, or of groups of them.
+    """Return a table of the records that pass every filter, or of groups of them.
 
     Args:
-        results: the results folder.
-        filters: see `keep`.
-        columns: columns to show, separated by commas. With `by`, columns to average; default:
-            `value`.
-        sort: column to sort by.
-        by: columns, separated by commas. Records with equal values in them form a group, which has
-            one line.
-        descending: whether to sort from the largest value.
-        most: maximum number of lines.
+        results: results folder.
+        filters: conditions that records must meet, see `keep`. Default: none.
+        columns: columns to show, separated by commas. Default: `DEFAULT`, and labels if there are
+            any. With `by`, columns to average; default: `value`.
+        sort: column to sort by. Default: the newest record comes first.
+        by: columns, separated by commas, that define groups. Records with the same values in all of
+            them form a group, which has one line.
+        descending: whether to sort in descending order. Default: False.
+        most: maximum number of lines. Default: no limit.
 
     Raises:
-        UserError: A column is unknown, no record passes a filter, or the ε of a group have no mean.
+        UserError: a column is unknown, no record passes a filter, or the ε of a group have no mean.
     """
     frame, keys = read_frame(records.read_all(results))
     if len(frame):
@@ -202,23 +219,30 @@ def sheet(
         frame = frame.head(most)
     values = frame[shown].astype(object)
     lines: list[dict[Any, Any]] = values.where(values.notna(), None).to_dict("records")
-    cells = [[cell(name, line[name]) for name in shown] for line in lines]
-    return Sheet(title, shown, cells, notes, numbers=lines, important=IMPORTANT)
+    rows = [[cell(name, line[name]) for name in shown] for line in lines]
+    return Sheet(title, shown, rows, notes, numbers=lines, important=IMPORTANT)
 
 
 def _default_columns(frame: pd.DataFrame) -> list[str]:
-    """Return the columns to show if the user names none."""
+    """Return the columns to show by default, with labels after the recipe."""
     labels = [name for name in LABELS if frame[name].notna().any()]
-    return [DEFAULT[0], *labels, *DEFAULT[1:]]
+    recipe, *others = DEFAULT
+    return [recipe, *labels, *others]
 
 
 def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFrame:
-    """Return one row per group: its size n, and mean and standard deviation of each measure."""
+    """Return one row per group: its size n, and mean and standard deviation of each measure.
+
+    Args:
+        frame: the records.
+        by: columns that define the groups.
+        measures: columns to average; words count as missing.
+    """
     if "value" in measures and "metric" not in by:  # a mean over different metrics has no meaning
         by = [*by, "metric"]
     measures = [name for name in measures if name not in by]
-    frame = frame.assign(**{name: pd.to_numeric(frame[name], errors="coerce") for name in measures})
-    groups = frame.groupby(by, dropna=False)
+    numbers = {name: pd.to_numeric(frame[name], errors="coerce") for name in measures}
+    groups = frame.assign(**numbers).groupby(by, dropna=False)
     for name in measures:
         if name.startswith("epsilon"):
             _require_comparable(name, groups)
@@ -230,7 +254,7 @@ def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFr
 
 
 def _require_comparable(name: str, groups: Any) -> None:
-    """Reject a mean of ε that protect different units or hold at different δ."""
+    """Reject a mean over ε that protect different units, or hold at different δ."""
     for column in (UNITS.get(name, "epsilon_of"), "delta"):
         for _, runs in groups:
             values = [str(value) for value in runs[column].unique()]
@@ -242,8 +266,11 @@ def _require_comparable(name: str, groups: Any) -> None:
 
 
 def _unfinished(results: Path, filters: Sequence[str]) -> list[str]:
-    """Return a sentence that names the unfinished runs of the filtered recipes, if any."""
-    recipes: list[str] = []  # if empty, all recipes
+    """Return a sentence that names the unfinished runs, or an empty list if there are none.
+
+    Of the filters, only those on the recipe apply, because an unfinished run has no record.
+    """
+    recipes: list[str] = []  # empty for all recipes
     for condition in filters:
         column, _, value = condition.partition("=")
         if column == "recipe":
@@ -262,17 +289,20 @@ def _unfinished(results: Path, filters: Sequence[str]) -> list[str]:
 
 
 def _passes(column: str, cell: Any, words: Sequence[str]) -> bool:
-    """Return True if a cell, or one of a run's tags, matches one of the user's words."""
+    """Return True if a cell matches one of the user's words. Each of a run's tags is a cell."""
     cells = cell.split(", ") if column == "tags" and isinstance(cell, str) else [cell]
     return any(_equals(value, word) for value, word in product(cells, words))
 
 
 def _equals(cell: Any, word: str) -> bool:
-    """Return True if a cell matches a word: `1e-5` is 0.00001, `null` is empty, `*` is any text."""
+    """Return True if a cell matches a word of a filter.
+
+    `1e-5` matches 0.00001, `null` matches an empty cell, and `*` in a word matches any text.
+    """
     if "*" in word and isinstance(cell, str):
         pattern = ".*".join(map(re.escape, word.split("*")))
         return re.fullmatch(pattern, cell, flags=re.IGNORECASE | re.DOTALL) is not None
-    if cell is None or cell != cell:
+    if cell is None or cell != cell:  # NaN differs from itself
         return word.lower() in ("", "none", "null", "nan")
     try:
         return bool(float(cell) == float(word))
@@ -281,7 +311,7 @@ def _equals(cell: Any, word: str) -> bool:
 
 
 def _sortable(column: pd.Series) -> pd.Series:
-    """Return a column as numbers if all its values are numbers, otherwise as text, for sorting."""
+    """Return a column as sorting keys: numbers if all its values are numbers, otherwise texts."""
     numbers = pd.to_numeric(column, errors="coerce")
     if (numbers.isna() & column.notna()).any():
         return column.astype(str).where(column.notna())
@@ -293,7 +323,7 @@ def _count(number: int, what: str) -> str:
 
 
 def cell(column: str, value: Any) -> str:
-    """Return the text of a value in a column; digests are shortened to eight digits."""
+    """Return a value as a column shows it. Digests are shortened to eight digits."""
     if value is None or value != value:
         return ""
     if column in DIGESTS:

@@ -1,4 +1,4 @@
-"""`Sheet`, a table ready to show, and its forms: terminal, Markdown, CSV and JSON."""
+"""`Sheet`, a table that can be shown in a terminal or as Markdown, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from zdp_bench.records import plain_cell
 
 Numbers = Mapping[str, object]
 FORMS = ("md", "csv", "json")
-PIPED = 1_000  # columns, which no terminal has
-LEAST = 10  # characters to which a column of words may be folded
+MAX_TERMINAL_WIDTH = 1_000  # characters; wider output goes to a pipe or file (`console`)
+MIN_WIDTH_OF_WORDS = 10  # characters to which a column of words may be folded
 DIGEST = re.compile(r"[0-9a-f]{8}")
-# '97.97', '1e-05', '≥ 3 %', '0.53 / 1.52', '97.97 ± 0.09': a cell that does not wrap
+# A cell that must stay on one line: '97.97', '1e-05', '≥ 3 %', '0.53 / 1.52', '97.97 ± 0.09'
 NUMBER = re.compile(r"(?:[-+±≥≤≈~]?\s?(?:\d[\d.,:]*(?:e[-+]?\d+)?|∞|inf|nan)\s?%?[\s/]*)*")
 
 
@@ -34,12 +34,14 @@ class Sheet:
     """A table as it is shown, and the numbers behind it.
 
     Attributes:
-        columns: the headings; without any, none is shown.
-        rows: cells as shown.
+        title: title above the table.
+        columns: headings. If empty, the table is shown without a heading.
+        rows: cells as they are shown.
         notes: sentences below the table.
-        origin: a sentence below the title of the Markdown page: what made it.
-        numbers: what CSV and JSON hold, one mapping a row.
-        important: columns in order of importance; those that are not named follow in their own.
+        origin: sentence below the title of the Markdown page, which says what generated it.
+        numbers: contents of CSV and JSON, one mapping per row.
+        important: names of columns in order of importance. Other columns are less important, and
+            rank in the order in which they are shown.
     """
 
     title: str
@@ -52,56 +54,67 @@ class Sheet:
 
     @classmethod
     def of_words(cls, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Sheet:
-        """Return a sheet whose CSV and JSON hold the cells as they are shown."""
+        """Return a sheet whose CSV and JSON contain the cells as they are shown."""
         numbers = [dict(zip(columns, row, strict=True)) for row in rows]
         return cls(title, columns, rows, numbers=numbers)
 
     def as_rich(self, width: int | None = None) -> RichTable:
-        """Return the table for a terminal of so many columns.
+        """Return the table for a terminal.
 
-        Numbers stay on one line. Headings and words fold where they must. Where that is too wide,
-        the least important columns are left out, and the caption names them.
+        Numbers stay on one line. If the table is too wide, headings and words are folded. If it is
+        still too wide, the least important columns are left out, and the caption names them.
+
+        Args:
+            width: number of characters in a line of the terminal. Default: no limit.
         """
         columns = self._columns()
-        if width is not None and _width_of([column.widest for column in columns]) > width:
-            columns = [column.with_folded_heading() for column in columns]
-        kept = list(range(len(columns)))
-        by_importance = sorted(kept, key=self._rank)
+        shown = list(range(len(columns)))
         if width is not None:
-            least = [column.least for column in columns]
-            while len(kept) > 2 and _width_of([least[place] for place in kept]) > width:
-                kept.remove(by_importance.pop())
+            if _width_of([column.full_width for column in columns]) > width:
+                columns = [column.with_folded_heading() for column in columns]
+            shown = self._select_columns(columns, width)
         table = RichTable(show_header=bool(self.columns))
-        left_out = [name for place, name in enumerate(self.columns) if place not in kept]
+        left_out = [name for index, name in enumerate(self.columns) if index not in shown]
         if left_out:
             names = ", ".join(left_out)
             table.caption = f"No room for {names}: use a wider terminal or --format csv."
-        for column in (columns[place] for place in kept):
+        for index in shown:
+            column = columns[index]
             if column.is_numeric:
                 table.add_column(column.heading, no_wrap=True)
             else:
-                table.add_column(column.title, overflow="fold", min_width=column.least)
+                table.add_column(column.title, overflow="fold", min_width=column.min_width)
         for row in self.rows:
-            table.add_row(*(row[place] for place in kept))
+            table.add_row(*(row[index] for index in shown))
         return table
 
-    def _columns(self) -> list[_Column]:
-        """Return each column with its cells."""
-        cells = list(zip(*self.rows, strict=False)) or [()] * len(self.columns)
-        pairs = zip_longest(self.columns, cells, fillvalue="")
-        return [_Column(title, title, tuple(of)) for title, of in pairs]
+    def _select_columns(self, columns: Sequence[_Column], width: int) -> list[int]:
+        """Return the indices of the most important columns that fit in a width, at least two."""
+        selected = list(range(len(columns)))
+        by_importance = sorted(selected, key=self._rank)
+        while len(selected) > 2:
+            if _width_of([columns[index].min_width for index in selected]) <= width:
+                break
+            selected.remove(by_importance.pop())
+        return selected
 
-    def _rank(self, place: int) -> int:
-        """Return how many columns are more important than the one at a place, or as much."""
-        name = self.columns[place] if self.columns else ""
+    def _columns(self) -> list[_Column]:
+        """Return the columns with their cells, even if there are no rows or no headings."""
+        cells_by_column = list(zip(*self.rows, strict=False)) or [()] * len(self.columns)
+        pairs = zip_longest(self.columns, cells_by_column, fillvalue="")
+        return [_Column(title, title, tuple(cells)) for title, cells in pairs]
+
+    def _rank(self, index: int) -> int:
+        """Return the rank of a column by importance; the most important one has the lowest."""
+        name = self.columns[index] if self.columns else ""
         if name in self.important:
             return self.important.index(name)
-        return len(self.important) + place
+        return len(self.important) + index
 
     def as_facts(self) -> str:
-        """Return rows of a label and a value as lines, for a file or another program."""
-        longest = max(len(label) for label, _ in self.rows)
-        return "\n".join(f"{label:{longest}}   {value}" for label, value in self.rows)
+        """Return rows of a label and a value as lines of text, for a file or another program."""
+        width = max(len(label) for label, _ in self.rows)
+        return "\n".join(f"{label:{width}}   {value}" for label, value in self.rows)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = self.as_rich(options.max_width)
@@ -111,14 +124,14 @@ class Sheet:
         if self.columns:
             yield table
         elif self.rows:
-            is_piped = options.max_width >= PIPED
+            is_piped = options.max_width >= MAX_TERMINAL_WIDTH
             yield Text(self.as_facts()) if is_piped else table
         caption = "\n".join(str(note) for note in notes if note)
         if caption:
             yield Text(caption, "table.caption")
 
     def as_markdown(self) -> str:
-        """Return a page with title and notes; without notes, only the table."""
+        """Return a Markdown page with title and notes or, without notes, only the table."""
         lines = markdown_table(self.columns, self.rows)
         if self.notes:
             head = [f"# {self.title}", ""]
@@ -128,7 +141,11 @@ class Sheet:
         return "\n".join(lines) + "\n"
 
     def as_text(self, form: str) -> str:
-        """Return the sheet in one of `FORMS`, without a line break at its end."""
+        """Return the sheet as Markdown, CSV or JSON, without a newline at the end.
+
+        Args:
+            form: one of `FORMS`.
+        """
         if form == "md":
             return printable(self.as_markdown().rstrip())
         if form == "csv":
@@ -136,19 +153,25 @@ class Sheet:
         return printable(to_json(self.numbers))
 
     def write(self, stem: Path) -> list[Path]:
-        """Write `stem`.md and `stem`.csv; a file that holds the same stays."""
-        paths = [stem.with_suffix(".md"), stem.with_suffix(".csv")]
-        write_changed(paths[0], printable(self.as_markdown()).encode())
-        write_changed(paths[1], to_csv(self.numbers).encode())
-        return paths
+        """Write the sheet as `stem`.md and `stem`.csv, unless the files are up to date.
+
+        Returns:
+            The paths of both files.
+        """
+        markdown_path, csv_path = stem.with_suffix(".md"), stem.with_suffix(".csv")
+        write_changed(markdown_path, printable(self.as_markdown()).encode())
+        write_changed(csv_path, to_csv(self.numbers).encode())
+        return [markdown_path, csv_path]
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A column for a terminal.
+    """A column of a table in a terminal.
 
     Attributes:
-        heading: its title, which may be folded.
+        title: title of the column.
+        heading: the title, possibly folded into several lines.
+        cells: cells of the column.
     """
 
     title: str
@@ -157,38 +180,47 @@ class _Column:
 
     @property
     def is_numeric(self) -> bool:
-        """True if no cell may be folded."""
+        """True if the column has only numbers and digests, which are not folded."""
         if not any(self.cells):
             return False
         return all(NUMBER.fullmatch(cell) or DIGEST.fullmatch(cell) for cell in self.cells)
 
     @property
-    def widest(self) -> int:
-        """Its characters if nothing is folded."""
+    def full_width(self) -> int:
+        """Width in characters if no cell is folded."""
         return max(map(len, (*self.heading.split("\n"), *self.cells)))
 
     @property
-    def least(self) -> int:
-        """Its characters if words are folded where they may be."""
-        return self.widest if self.is_numeric else min(LEAST, self.widest)
+    def min_width(self) -> int:
+        """Width in characters if cells are folded as far as possible."""
+        return self.full_width if self.is_numeric else min(MIN_WIDTH_OF_WORDS, self.full_width)
 
     def with_folded_heading(self) -> _Column:
+        """Return the column with its heading folded after underscores and at spaces."""
         return replace(self, heading=re.sub(r"(?<=_)|(?<=\w) (?=\w)", "\n", self.heading))
 
 
 def _width_of(widths: Sequence[int]) -> int:
-    """Return the characters of a table with columns of these widths, and lines between them."""
+    """Return the width of a table in characters, with a border around each column."""
     return 1 + sum(3 + width for width in widths)
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a Markdown table."""
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    return ["| " + " | ".join(row) + " |" for row in (columns, ["---"] * len(columns), *cells)]
+    rule = ["---"] * len(columns)
+    lines = [list(columns), rule]
+    for row in rows:
+        lines.append([cell.replace("|", "\\|") for cell in row])
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def to_csv(numbers: Sequence[Numbers], columns: Sequence[str] = ()) -> str:
-    """Return numbers as CSV with the keys of all rows, or with `columns` if there is no row."""
+    """Return rows of numbers as CSV.
+
+    Args:
+        numbers: the rows; the CSV has a column for each of their keys.
+        columns: columns of the CSV if there is no row.
+    """
     keys = dict.fromkeys(key for row in numbers for key in row) or columns
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -198,12 +230,14 @@ def to_csv(numbers: Sequence[Numbers], columns: Sequence[str] = ()) -> str:
 
 
 def to_json(numbers: Sequence[Numbers]) -> str:
-    """Return numbers as a JSON list; ∞ is "inf" and NaN null there."""
+    """Return rows of numbers as a JSON list, with ∞ as "inf" and NaN as null."""
 
-    def valid(value: object) -> object:
+    def to_json_value(value: object) -> object:
         if not isinstance(value, float) or math.isfinite(value):
             return value
         return None if math.isnan(value) else str(value)
 
-    plain = [{key: valid(value) for key, value in row.items()} for row in numbers]
-    return json.dumps(plain, indent=1, ensure_ascii=False)
+    rows = []
+    for row in numbers:
+        rows.append({key: to_json_value(value) for key, value in row.items()})
+    return json.dumps(rows, indent=1, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""What commands print: a validated recipe, a finished run and the data root."""
+"""The sheets that commands print: a validated recipe, a finished run and the data root."""
 
 from __future__ import annotations
 
@@ -15,62 +15,31 @@ from zdp_bench.report.sheet import Sheet
 
 
 def show_validation(report: dict[str, Any]) -> list[Sheet]:
-    """Return the tables of a `validate.Report`: the facts, the layers, and those replaced."""
+    """Return the tables of a `validate.Report`: facts, layers and replaced layers."""
     layers = [
         [layer["name"], layer["kind"], f"{layer['parameters']:,}", layer["rule"]]
         for layer in report["layers"]
     ]
     columns = ("layer", "kind", "parameters", "an example's gradient is bounded by")
-    made = [
+    sheets = [
         Sheet(f"recipe {report['recipe']}, not run", (), _facts(report)),
         Sheet("layers", columns, layers),
     ]
     if report["surgery"]:
         columns = ("layer", "was", "is", "why")
         replaced = [[line[column] for column in columns] for line in report["surgery"]]
-        made.append(Sheet("replaced layers", columns, replaced))
-    return made
+        sheets.append(Sheet("replaced layers", columns, replaced))
+    return sheets
 
 
 def _facts(report: dict[str, Any]) -> list[list[str]]:
-    data, model, privacy = report["data"], report["model"], report["privacy"]
-    lacking = "MISSING: the counts are those of the release; see `zdp-bench data`"
-    found = "found" if data["found"] else lacking
-    unit, protected = privacy["unit"], privacy["epsilon_of"]
-    owned = data["examples_per_patient"]
-    owner = f"{name_one(unit)} with {owned} example{'s' if owned > 1 else ''}"
+    """Return the facts of a report as rows of a label and a value."""
     facts = {
-        "data": f"{data['name']}: {found}",
-        "examples": f"{data['train']:,} for training, {data['test']:,} for testing, "
-        f"each {data['input']}",
+        **_data_facts(report["data"]),
+        "model": _describe_model(report["model"]),
+        "sampling": _describe_sampling(report["sampling"], report["privacy"]["epsilon_of"]),
+        **_privacy_facts(report["privacy"], report["data"]["examples_per_patient"]),
     }
-    if data["validation"]:
-        facts["validation"] = f"{data['validation']:,} examples, not protected"
-    if data["owners"]:
-        facts["owners"] = f"{data['owners']:,} own the training examples"
-    classes = []
-    for number, (name, count) in enumerate(data["classes"].items()):
-        classes.append(f"{number} {name}: {count:,}")
-    if classes:
-        facts["classes"] = f"{', '.join(classes)} for training; not in the record"
-    claimed, tight = (
-        show_epsilon(privacy["epsilon_claimed"]),
-        show_epsilon(privacy["epsilon_tight"]),
-    )
-    sigma, z = privacy["noise_multiplier"], privacy["z"]
-    facts |= {
-        "model": f"{model['name']}: {model['parameters_real']:,} trainable real parameters",
-        "sampling": _describe_sampling(report["sampling"], protected),
-        "noise": f"σ = {sigma:.4g}, z = {z:.4g} (in the weakest direction)",
-        "claimed ε": f"{claimed}  (accountant {privacy['claimed_by']})",
-        "tight ε": f"{tight} per {protected} at δ = {privacy['delta']:g}",
-        f"ε per {unit}": f"{show_epsilon(privacy['epsilon_patient'])}, for {owner}",
-    }
-    part = privacy["epsilon_part"]
-    if part is not None and owned > 1:  # without its only example, an owner is not there
-        facts["ε per example"] = f"{show_epsilon(part)}, for one of {name_one(unit)}'s examples"
-    if privacy["max_epsilon"]:
-        facts["budget"] = f"stops before a tight ε of {privacy['max_epsilon']:g}"
     cost = report["cost"]
     if cost:
         facts["cost"] = (
@@ -80,77 +49,144 @@ def _facts(report: dict[str, Any]) -> list[list[str]]:
     return [list(fact) for fact in facts.items()]
 
 
+def _data_facts(data: dict[str, Any]) -> dict[str, str]:
+    state = "found"
+    if not data["found"]:
+        state = "MISSING: the counts are those of the release; see `zdp-bench data`"
+    facts = {
+        "data": f"{data['name']}: {state}",
+        "examples": f"{data['train']:,} for training, {data['test']:,} for testing, "
+        f"each {data['input']}",
+    }
+    if data["validation"]:
+        facts["validation"] = f"{data['validation']:,} examples, not protected"
+    if data["owners"]:
+        facts["owners"] = f"{data['owners']:,} own the training examples"
+    classes = []
+    for index, (name, count) in enumerate(data["classes"].items()):
+        classes.append(f"{index} {name}: {count:,}")
+    if classes:
+        facts["classes"] = f"{', '.join(classes)} for training; not in the record"
+    return facts
+
+
+def _describe_model(model: dict[str, Any]) -> str:
+    return f"{model['name']}: {model['parameters_real']:,} trainable real parameters"
+
+
+def _privacy_facts(privacy: dict[str, Any], owned: int) -> dict[str, str]:
+    """Return the facts about ε.
+
+    Args:
+        privacy: the section of the report.
+        owned: largest number of examples of one owner.
+    """
+    unit, protected = privacy["unit"], privacy["epsilon_of"]
+    sigma, z = privacy["noise_multiplier"], privacy["z"]
+    claimed = show_epsilon(privacy["epsilon_claimed"])
+    tight = show_epsilon(privacy["epsilon_tight"])
+    owner = f"{name_one(unit)} with {owned} example{'s' if owned > 1 else ''}"
+    facts = {
+        "noise": f"σ = {sigma:.4g}, z = {z:.4g} (in the weakest direction)",
+        "claimed ε": f"{claimed}  (accountant {privacy['claimed_by']})",
+        "tight ε": f"{tight} per {protected} at δ = {privacy['delta']:g}",
+        f"ε per {unit}": f"{show_epsilon(privacy['epsilon_patient'])}, for {owner}",
+    }
+    part = privacy["epsilon_part"]
+    if part is not None and owned > 1:  # to remove an owner's only example is to remove the owner
+        facts["ε per example"] = f"{show_epsilon(part)}, for one of {name_one(unit)}'s examples"
+    if privacy["max_epsilon"]:
+        facts["budget"] = f"stops before a tight ε of {privacy['max_epsilon']:g}"
+    return facts
+
+
 def _describe_sampling(sampling: dict[str, Any], unit: str) -> str:
-    """Return how a step draws units, how many steps there are, and which neighbours ε compares."""
-    batch = sampling["expected_batch_size"]
+    """Describe how a step draws units, the number of steps, and the neighbours that ε compares."""
+    batch_size = sampling["expected_batch_size"]
     cycle = f" in one step of {sampling['cycle']}" if "cycle" in sampling else ""
-    kind = {
+    schemes = {
         "poisson": f"Poisson, each {unit} with probability {sampling['sample_rate']:.4g}{cycle}, "
-        f"{batch:.4g} expected",
-        "uniform": f"{batch:.0f} of {sampling['records']:,} {unit}s, without replacement",
-        "shuffled": f"shuffled, {batch:.0f} at a time; not private",
+        f"{batch_size:.4g} expected",
+        "uniform": f"{batch_size:.0f} of {sampling['records']:,} {unit}s, without replacement",
+        "shuffled": f"shuffled, {batch_size:.0f} at a time; not private",
         "full": f"every {unit} at every step",
-    }[sampling["scheme"]]
+    }
+    scheme = schemes[sampling["scheme"]]
     steps = f"{sampling['steps']:,} steps in {sampling['epochs']} epochs"
     neighbours = sampling["adjacency"].replace("_", " ")
-    return f"{kind}; {steps}; neighbours: {neighbours}"
+    return f"{scheme}; {steps}; neighbours: {neighbours}"
 
 
-def size(count: int) -> str:
-    """'350 MiB', '2.1 GiB'."""
-    if count < 2**20:
+def size(nbytes: int) -> str:
+    """Format a number of bytes: 'under 1 MiB', '350 MiB' or '2.1 GiB'."""
+    if nbytes < 2**20:
         return "under 1 MiB"
-    return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"
+    if nbytes < 2**30:
+        return f"{nbytes / 2**20:.0f} MiB"
+    return f"{nbytes / 2**30:.1f} GiB"
 
 
 # ----------------------------------------------------------------------------------- a finished run
 
 
 def show_run(record: Record, path: Path, found: bool) -> Sheet:
-    """Return a record's main numbers; `found` states that the run was done before."""
-    privacy, data, headline = record.privacy, record.data, record.headline
-    before = " (done before; force=true runs it again)" if found else ""
-    tight = interval(privacy.epsilon_tight_at_least, privacy.epsilon_tight)
-    held_out = data.validation
+    """Return a record's main numbers.
+
+    Args:
+        record: the record.
+        path: path of its file.
+        found: whether the run had finished before, so that nothing was trained.
+    """
+    data, headline = record.data, record.headline
     rows = [
         [f"test {headline.name.replace('_', ' ')}", f"{headline.value:.4f}"],
-        ["ε protects", _protected(privacy)],
-        *([["not protected", f"{held_out:,} validation examples"]] if held_out else []),
-        [
-            "claimed ε",
-            f"{show_epsilon(privacy.epsilon_claimed)}  (accountant {privacy.claimed_by})",
-        ],
+        ["ε protects", _protected(record.privacy)],
+    ]
+    if data.validation:
+        rows.append(["not protected", f"{data.validation:,} validation examples"])
+    rows += _rows_of_privacy(record.privacy)
+    stopped = "" if record.stopped_by == "epochs" else "  (stopped by the budget)"
+    notes = f": {data.notes}" if data.notes else ""
+    rows += [
+        ["δ", f"{record.privacy.delta:g}"],
+        ["steps", f"{record.privacy.steps:,}{stopped}"],
+        ["data", f"{data.shown}{notes}"],
+        ["record", str(path)],
+    ]
+    if record.warning:
+        rows.append(["warning", record.warning])
+    done_before = " (done before; force=true runs it again)" if found else ""
+    return Sheet(f"{record.recipe}, seed {record.seed}{done_before}", (), rows)
+
+
+def _rows_of_privacy(privacy: Privacy) -> list[list[str]]:
+    """Return the rows of a run's ε, and of its clipping bound if that is adapted."""
+    claimed = show_epsilon(privacy.epsilon_claimed)
+    tight = interval(privacy.epsilon_tight_at_least, privacy.epsilon_tight)
+    rows = [
+        ["claimed ε", f"{claimed}  (accountant {privacy.claimed_by})"],
         ["tight ε", f"{tight}  (PLD of what ran, z = {privacy.z:.4g})"],
     ]
     owned, unit = privacy.examples_per_patient, privacy.unit
     if owned > 1:
-        together = interval(privacy.epsilon_patient_at_least, privacy.epsilon_patient)
-        whose = f"covers its {owned:,} training examples"
+        of_owner = interval(privacy.epsilon_patient_at_least, privacy.epsilon_patient)
+        remark = f"covers its {owned:,} training examples"
         if privacy.is_of_unit:
-            whose = "its examples are drawn and clipped as one"
-        rows.append([f"ε per {unit}", f"{together}  (tight, {whose})"])
+            remark = "its examples are drawn and clipped as one"
+        rows.append([f"ε per {unit}", f"{of_owner}  (tight, {remark})"])
         if privacy.epsilon_part is not None:
-            part = f"{show_epsilon(privacy.epsilon_part)}  (tight, one of {name_one(unit)}'s)"
-            rows.append(["ε per example", part])
-    bound = privacy.clipping
-    if bound:
-        without = f"tight ε {show_epsilon(bound.epsilon_without_count)} without their count"
-        quantile = f"{bound.quantile:g} of gradients not clipped"
-        rows.append(["last bound", f"{bound.last_bound:.3g}  ({quantile}; {without})"])
-    stopped = "" if record.stopped_by == "epochs" else "  (stopped by the budget)"
-    notes = f": {data.notes}" if data.notes else ""
-    rows += [
-        ["δ", f"{privacy.delta:g}"],
-        ["steps", f"{privacy.steps:,}{stopped}"],
-        ["data", f"{data.shown}{notes}"],
-        ["record", str(path)],
-        *([["warning", record.warning]] if record.warning else []),
-    ]
-    return Sheet(f"{record.recipe}, seed {record.seed}{before}", (), rows)
+            part = show_epsilon(privacy.epsilon_part)
+            rows.append(["ε per example", f"{part}  (tight, one of {name_one(unit)}'s)"])
+    clipping = privacy.clipping
+    if clipping:
+        without = f"tight ε {show_epsilon(clipping.epsilon_without_count)} without their count"
+        quantile = f"{clipping.quantile:g} of gradients not clipped"
+        rows.append(["last bound", f"{clipping.last_bound:.3g}  ({quantile}; {without})"])
+    return rows
 
 
 def _protected(privacy: Privacy) -> str:
-    """Return whose presence the tight ε hides: 'a patient, with all its examples'."""
+    """Return whose participation the tight ε protects: 'a patient, with all its examples'."""
     protected = name_one(privacy.epsilon_of)
     has_several = privacy.examples_per_patient > 1
     if privacy.is_of_unit:
@@ -162,20 +198,19 @@ def _protected(privacy: Privacy) -> str:
 
 
 def show_data_root(root: Path, cards: list[Card]) -> Sheet:
-    """Return one row per data set."""
+    """Return a table of all data sets, with one row each."""
     rows = []
     for data_card in cards:
         state = describe_state(root, data_card)
         rows.append(
             [data_card.name, data_card.provenance, state, data_card.source, data_card.licence]
         )
-    return Sheet.of_words(
-        f"data root: {root}", ("data set", "provenance", "state", "from", "licence"), rows
-    )
+    columns = ("data set", "provenance", "state", "from", "licence")
+    return Sheet.of_words(f"data root: {root}", columns, rows)
 
 
 def describe_state(root: Path, data_card: Card) -> str:
-    """Return bundled, generated, present, or what is missing and how to get it."""
+    """Describe whether a data set is present; if not, what is missing and how to get it."""
     needed = card(data_card.uses) if data_card.uses else data_card
     if needed.holds:
         if has_files(root, needed):
