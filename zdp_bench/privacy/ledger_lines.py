@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
@@ -308,29 +309,30 @@ def salvage(path: Path) -> tuple[list[Entry], int]:
         pass
     steps: list[Entry] = []  # no starts, because a damaged ledger proves no repeat
     max_lost = 0
-    with open_ledger_file(path) as file:
-        for content in lines_of(file):
-            try:
-                entry, _ = parse(content)
-            except LedgerError:
-                max_lost += math.ceil(len(content) / MIN_STEP_LINE)
-                continue
-            if isinstance(entry, Step):
-                steps.append(entry)
+    for content, entry in _read_damaged(path):
+        if entry is None:
+            max_lost += math.ceil(len(content) / MIN_STEP_LINE)
+        elif isinstance(entry, Step):
+            steps.append(entry)
     return steps, max_lost
 
 
 def count_intact_steps(path: Path) -> int:
-    """Return the number of steps in a ledger's undamaged lines, whatever stands between them."""
-    count = 0
+    """Return the number of steps in the undamaged lines of a ledger; damaged lines are skipped."""
+    return sum(isinstance(entry, Step) for _, entry in _read_damaged(path))
+
+
+def _read_damaged(path: Path) -> Iterator[tuple[bytes, Entry | None]]:
+    """Yield each line of a ledger and its entry, or None for the entry of a damaged line.
+
+    The chain of digests is not verified.
+    """
     with open_ledger_file(path) as file:
         for content in lines_of(file):
-            try:
+            entry = None
+            with suppress(LedgerError):
                 entry, _ = parse(content)
-            except LedgerError:
-                continue
-            count += isinstance(entry, Step)
-    return count
+            yield content, entry
 
 
 def end_of(path: Path) -> str:

@@ -132,7 +132,7 @@ def private_step(
     is_secure = not training.noise.repeatable  # only secure noise cannot be drawn again
     if is_secure or _needs_wide_sum(micro_batches, ranks):
         # Secure noise is added in float64, and the noisy sum is rounded to a grid afterwards.
-        widen(local_sum)
+        local_sum = widen(local_sum)
     if isinstance(micro_batches, MicroBatches):
         was_halved = ranks.any(micro_batches.size.examples != size_before)
         if was_halved:
