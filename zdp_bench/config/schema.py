@@ -12,7 +12,7 @@ from annotated_types import Ge, Interval, Len, MinLen
 from pydantic import AfterValidator
 
 from zdp_bench.config.types import SHARE, Count, Positive, Threads
-from zdp_bench.privacy.mechanism import MOST
+from zdp_bench.privacy.mechanism import MAX_COUNT
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Trainer:
     """
 
     sampling: Literal["poisson", "uniform", "shuffled"]
-    sample_rate: Annotated[float, Interval(ge=1 / MOST, le=1)] | None
+    sample_rate: Annotated[float, Interval(ge=1 / MAX_COUNT, le=1)] | None
     batch_size: Count | None
     epochs: Count
     micro_batch: Count | Literal["auto"] | None

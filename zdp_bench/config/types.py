@@ -15,15 +15,15 @@ from annotated_types import Ge, Gt, Interval, Le
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
 from zdp_bench.errors import UserError, setting, setting_name, unknown
-from zdp_bench.privacy.mechanism import LEAST_NOISE, MOST, MOST_NOISE
+from zdp_bench.privacy.mechanism import MAX_COUNT, MAX_NOISE, MIN_NOISE
 
 T = TypeVar("T")
 REQUIRED = "???"  # stands for the default of a required value, as in Hydra
 
 
 def _require_noise(value: float) -> float:
-    if value != 0 and not LEAST_NOISE <= value <= MOST_NOISE:
-        raise ValueError(f"must be 0, or lie in {LEAST_NOISE:g} to {MOST_NOISE:g}")
+    if value != 0 and not MIN_NOISE <= value <= MAX_NOISE:
+        raise ValueError(f"must be 0, or lie in {MIN_NOISE:g} to {MAX_NOISE:g}")
     return value
 
 
@@ -31,7 +31,7 @@ NOISE = AfterValidator(_require_noise)
 NORM = Interval(ge=1e-12, le=1e12)  # outside, float32 norms lose all digits
 SEED = Interval(ge=0, lt=2**32)  # seed of a split or pairing; libraries take at most 32 bits
 SHARE = Interval(gt=0, lt=1)
-COUNT = Interval(ge=1, le=MOST)
+COUNT = Interval(ge=1, le=MAX_COUNT)
 Count = Annotated[int, COUNT]
 Positive = Annotated[float, Gt(0)]
 MAX_THREADS = max(256, 4 * (os.cpu_count() or 1))  # enough for any use; far more would do harm

@@ -14,7 +14,7 @@ from zdp_bench.config.plugins import plugin_keys
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.library.model_check import require_module
 from zdp_bench.library.optimizers import Several, require_held
-from zdp_bench.privacy.mechanism import MOST
+from zdp_bench.privacy.mechanism import MAX_COUNT
 from zdp_bench.training.build import require_step
 
 LARGEST_SEED = 2**64 - 1
@@ -60,7 +60,7 @@ def require_whole(key: str, value: Any, least: int, most: int) -> None:
 
 def require_epochs(epochs: int) -> None:
     """Reject a number of epochs out of range."""
-    require(1 <= epochs <= MOST, "epochs", epochs, f"must be a number from 1 to {MOST:,}")
+    require(1 <= epochs <= MAX_COUNT, "epochs", epochs, f"must be a number from 1 to {MAX_COUNT:,}")
 
 
 def require_sampling(
@@ -74,8 +74,8 @@ def require_sampling(
             "sample_rate and expected_batch go together: the noisy sum is divided by the latter."
         )
     if expected_batch is not None:
-        rule = f"must be above 0 and at most {MOST:,}"
-        require(0 < expected_batch <= MOST, "expected_batch", expected_batch, rule)
+        rule = f"must be above 0 and at most {MAX_COUNT:,}"
+        require(0 < expected_batch <= MAX_COUNT, "expected_batch", expected_batch, rule)
 
 
 def require_randomness(seed: int | None, secure: bool) -> None:

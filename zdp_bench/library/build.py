@@ -37,7 +37,7 @@ from zdp_bench.library.optimizers import Regulariser
 from zdp_bench.library.private import Private, Terms
 from zdp_bench.library.units import Unit, Units, find_units
 from zdp_bench.privacy.calibration import calibrate_mechanism
-from zdp_bench.privacy.mechanism import MOST, Mechanism, Sampling
+from zdp_bench.privacy.mechanism import MAX_COUNT, Mechanism, Sampling
 from zdp_bench.privacy.statement import require_delta, warn_of
 from zdp_bench.training.batches import MICRO_BATCH, Size, seed_layers
 from zdp_bench.training.distributed import Ranks, join
@@ -144,9 +144,9 @@ def make_private(
     require_trainable(model)
     require_ledger_name(ledger)
     require_epochs(epochs)
-    require_whole("batch_size", batch_size, 1, MOST)
-    require_whole("max_examples", max_examples, 1, MOST)
-    require_whole("micro_batch", micro_batch, 1, MOST)
+    require_whole("batch_size", batch_size, 1, MAX_COUNT)
+    require_whole("max_examples", max_examples, 1, MAX_COUNT)
+    require_whole("micro_batch", micro_batch, 1, MAX_COUNT)
     require_randomness(seed, secure)
     require_sampling(batch_size, sample_rate, expected_batch)
     require_delta("delta", delta)

@@ -30,9 +30,9 @@ from typing import Any, Literal
 NoiseKind = Literal["none", "real", "circular", "correlated", "hermitian", "real_on_complex"]
 Scheme = Literal["poisson", "uniform", "shuffled", "full"]
 
-# Limits within which every accountant takes minutes at most.
-MOST = 10**9  # examples, epochs, steps
-LEAST_NOISE, MOST_NOISE = 1e-4, 1e6  # a noise multiplier other than 0
+# Within these limits, no accountant takes more than minutes.
+MAX_COUNT = 10**9  # examples, epochs, steps
+MIN_NOISE, MAX_NOISE = 1e-4, 1e6  # a noise multiplier other than 0
 
 
 @dataclass(frozen=True)

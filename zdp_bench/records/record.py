@@ -20,11 +20,11 @@ from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Unfit, expect, parse_as, read_json
-from zdp_bench.privacy.mechanism import MOST, Sampling
+from zdp_bench.privacy.mechanism import MAX_COUNT, Sampling
 from zdp_bench.records.json_numbers import from_json
 
 Document = dict[str, Any]  # plain JSON values
-Steps = Annotated[int, Interval(ge=0, le=MOST)]
+Steps = Annotated[int, Interval(ge=0, le=MAX_COUNT)]
 Noise = Annotated[float, Interval(ge=0, le=1e100)]  # whose square is a float
 # Marks a section that a record may lack or contain as null.
 OPTIONAL = BeforeValidator(lambda section: {} if section is None else section)
@@ -155,7 +155,7 @@ class Released:
     steps: Steps
     delta: Annotated[float, Interval(gt=0, lt=1)]
     epsilon_of: str
-    examples_per_patient: Annotated[int, Interval(ge=0, le=MOST)]
+    examples_per_patient: Annotated[int, Interval(ge=0, le=MAX_COUNT)]
     unit: str = "patient"
     randomness: str = "seeded"
     nodes: Annotated[tuple[Releases, ...], BeforeValidator(lambda nodes: nodes or ())] = ()

@@ -36,9 +36,9 @@ from zdp_bench.privacy.accounting import (
 )
 from zdp_bench.privacy.calibration import calibrate, solve
 from zdp_bench.privacy.mechanism import (
-    LEAST_NOISE,
-    MOST,
-    MOST_NOISE,
+    MAX_COUNT,
+    MAX_NOISE,
+    MIN_NOISE,
     Block,
     Mechanism,
     NoiseKind,
@@ -405,9 +405,9 @@ def read_training(
         UserError: an option is missing, out of range, or contradicts another.
     """
     require_delta("--delta", delta)
-    _require_count("--steps", steps, MOST)
-    _require_count("--epochs", epochs, MOST)
-    _require_count("--examples", examples, MOST)
+    _require_count("--steps", steps, MAX_COUNT)
+    _require_count("--epochs", epochs, MAX_COUNT)
+    _require_count("--examples", examples, MAX_COUNT)
     _require_count_of_examples("--batch-size", batch_size, examples)
     _require_count_of_examples("--examples-per-patient", examples_per_patient, examples)
     if sampling == "full":
@@ -422,8 +422,8 @@ def read_training(
         )
     require(0 < sample_rate <= 1, "--sample-rate", sample_rate, "must lie in (0, 1]")
     if epochs is not None:
-        few_steps = epochs / sample_rate <= MOST
-        require(few_steps, "--sample-rate", sample_rate, f"makes more than {MOST:,} steps")
+        few_steps = epochs / sample_rate <= MAX_COUNT
+        require(few_steps, "--sample-rate", sample_rate, f"makes more than {MAX_COUNT:,} steps")
         steps = round(epochs / sample_rate)
         if sampling == "uniform" and batch_size and examples:
             steps = epochs * (examples // batch_size)  # whole batches only
@@ -498,7 +498,7 @@ def answer(training: Training, sigma: float | None, target: float | None) -> She
     """
     bounds = _bounds(training)
     if target is None:
-        is_valid = sigma == 0 or LEAST_NOISE <= (sigma or 0.0) <= MOST_NOISE
+        is_valid = sigma == 0 or MIN_NOISE <= (sigma or 0.0) <= MAX_NOISE
         require(is_valid, "--sigma", sigma, "must be 0, or lie in 0.0001 to 1000000")
     else:
         require(0 < target < math.inf, "--target-epsilon", target, "must be positive and finite")

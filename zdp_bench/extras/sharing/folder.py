@@ -22,7 +22,7 @@ from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.foreign_files import Shape, misfits, open_regular, read_json, read_text
 from zdp_bench.library import starts
 from zdp_bench.privacy.ledger import list_set_aside
-from zdp_bench.privacy.mechanism import MOST
+from zdp_bench.privacy.mechanism import MAX_COUNT
 from zdp_bench.records import NUMBER, Document
 from zdp_bench.training.spending import EXPORTED
 
@@ -181,7 +181,7 @@ def _implausible_keys(record: Document) -> Iterator[str]:
         yield "representation"
     data = record["data"]
     for part in ("train", "validation", "test"):
-        if not 0 <= data[part] <= MOST:
+        if not 0 <= data[part] <= MAX_COUNT:
             yield f"data.{part}"
     if not 1 <= record["privacy"]["examples_per_patient"] <= max(1, data["train"]):
         yield "privacy.examples_per_patient"
