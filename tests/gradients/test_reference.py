@@ -304,9 +304,18 @@ def clamp_weights() -> Callable[[Any, Tensor], Tensor]:
     return answer
 
 
+def clamp_frozen_weights() -> Callable[[Any, Tensor], Tensor]:
+    def answer(net: Any, x: Tensor) -> Tensor:
+        net.layer.bias.data.clamp_(max=1 / float(x.abs().max()))
+        return net.layer(x)
+
+    return answer
+
+
 @pytest.mark.parametrize(
     ("make_answer", "words"),
     [
+        (clamp_frozen_weights, "'layer.bias' was changed .* not even through .data"),
         (scaled_by_a_hook, "gradient of parameter 'layer.weight' .* changes once others"),
         (scaled_by_a_function, "gradient of parameter 'layer.weight' .* changes once others"),
         (clamp_weights, "'layer.weight' was changed .* not even through .data"),
@@ -318,6 +327,7 @@ def test_what_a_pass_leaves_for_the_next_is_refused(
 ) -> None:
     torch.manual_seed(0)
     model = Made(make_answer(), layer=nn.Linear(WIDTH, WIDTH))
+    model.layer.bias.requires_grad_(make_answer is not clamp_frozen_weights)
     weights = model.layer.weight.detach().clone()
     examples = torch.randn(4, WIDTH)
     examples[2] *= 1e4

@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients.clipping import Loss, split_batch, trainable
 from zdp_bench.gradients.mapping import map_rows
+from zdp_bench.gradients.outside_state import Restore, preserve_outside_state
 from zdp_bench.gradients.parts import describe, unpack
 from zdp_bench.gradients.program import copy_apart
 
@@ -138,7 +139,7 @@ class PerExample:
             Default: False.
 
     Formal guarantee (unless `proved`): an example's loss is computed from copies of its outputs and
-        targets, and from the loss's own state.
+        targets, and from the loss's own state, which no earlier example has changed.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class PerExample:
     ) -> None:
         self.loss, self.proved = loss, proved
         self.weights: Tensor | None = None  # [B], inside `weighted`
-        self.loops = False  # True once vmap has failed
+        self.loops = False  # True once vmap has failed, or the loss has changed outside state
         self._is_cross_entropy = True  # False once placeholders have failed
 
     @contextmanager
@@ -170,6 +171,11 @@ class PerExample:
         if self.proved or len(outputs) == 0:
             whole: Tensor = self.loss(outputs, unpack(targets))
             return whole
+        with preserve_outside_state(self.loss) as restore:
+            return self._compute_separately(outputs, targets, restore)
+
+    def _compute_separately(self, outputs: Tensor, targets: Tensor, restore: Restore) -> Tensor:
+        """Return the losses [B] in the fastest way that the loss supports."""
         if self._is_cross_entropy:
             try:
                 return self._compute_by_placeholders(outputs, targets)
@@ -177,15 +183,18 @@ class PerExample:
                 _raise_unavoidable(error)
                 self._is_cross_entropy = False
         if not self.loops:
+            restore()
             batches_of_one = outputs.unsqueeze(1), targets.unsqueeze(1)
             try:
                 losses = map_rows(self.compute_one, *batches_of_one, randomness="different")
-                return losses.squeeze(1)
+                self.loops = restore()
             except Exception as error:
                 _raise_unavoidable(error)
                 self.loops = True
+            if not self.loops:
+                return losses.squeeze(1)
         try:
-            return self._compute_in_loop(outputs, targets)
+            return self._compute_in_loop(outputs, targets, restore)
         except Exception as error:
             _raise_unavoidable(error)
             target_description = describe(targets[:1]).replace("inputs", "targets")
@@ -207,13 +216,16 @@ class PerExample:
             raise _NotCrossEntropy
         return vars(losses)["tensor"]
 
-    def _compute_in_loop(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the losses [B], each from its own call."""
+    def _compute_in_loop(self, outputs: Tensor, targets: Tensor, restore: Restore) -> Tensor:
+        """Return the losses [B], each from its own call and with the same outside state."""
         seeds = draw_seeds(len(outputs))
         first = outputs[:1].detach().clone(), targets[:1], seeds[0]
         examples = zip(split_batch((outputs, targets)), seeds, strict=True)
+        rows = []
         with preserve_random_state([outputs.device] if outputs.device.type == "cuda" else []):
-            rows = [self.compute_seeded(*example, seed) for example, seed in examples]
+            for example, seed in examples:
+                restore()
+                rows.append(self.compute_seeded(*example, seed))
             losses = torch.cat(rows)
             self.require_stateless(first, losses.detach())
             return losses

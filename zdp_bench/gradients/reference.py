@@ -38,6 +38,7 @@ from zdp_bench.gradients.losses import (
     set_seed,
 )
 from zdp_bench.gradients.mapping import map_rows
+from zdp_bench.gradients.outside_state import preserve_outside_state
 from zdp_bench.gradients.parts import map_leaves
 from zdp_bench.gradients.program import Running, copy_apart, state_of
 from zdp_bench.gradients.shares import Shares, cut
@@ -81,7 +82,11 @@ def _differentiate(
     if loss.loops or model in _without_vmap or state_of(model, inputs).alone:
         return differentiate_in_loop(model, loss, batch)
     try:
-        return _differentiate_by_vmap(model, loss, batch)
+        with preserve_outside_state(loss.loss) as restore:
+            gradients = _differentiate_by_vmap(model, loss, batch)
+            loss.loops = restore()
+        if not loss.loops:
+            return gradients
     except RuntimeError as error:
         if "memory" in str(error):
             raise
@@ -102,11 +107,14 @@ def compute_first_output(model: nn.Module, batch: Batch) -> Batch:
 
 def compute_outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     """Return a model's outputs as a private step computes them."""
-    parts = inputs.split(1) if state_of(model, inputs).alone else [inputs]
+    if not state_of(model, inputs).alone:
+        return _forward_of(model, inputs)(map_leaves(torch.clone, inputs))
     outputs = []
-    for part in parts:
-        forward = _forward_of(model, part)
-        outputs.append(forward(map_leaves(torch.clone, part)))
+    with preserve_outside_state(model, weights=model.parameters()) as restore:
+        for example in inputs.split(1):
+            restore()
+            forward = _forward_of(model, example)
+            outputs.append(forward(map_leaves(torch.clone, example)))
     return torch.cat(outputs)
 
 
@@ -166,12 +174,12 @@ def differentiate_in_loop(
 ) -> dict[str, Tensor]:
     """Return each example's gradients, [B, *shape] by name, each from its own forward pass.
 
-    Formal guarantee: the model is in the same state for each example's pass. A pass changes
-    neither the model's state nor the random numbers of another pass.
+    Formal guarantee: model and loss are in the same state for each example's pass. A pass changes
+    neither this state (see `outside_state`) nor the random numbers of another pass.
 
     Raises:
-        UserError: model, loss or backward pass returns something else for the first example after
-            all others, or changes a weight.
+        UserError: model, loss or backward pass returns something else for the first of several
+            examples after all others, or changes a weight.
     """
     inputs, _ = batch
     parameters = trainable(model)
@@ -182,8 +190,14 @@ def differentiate_in_loop(
     device = next(model.parameters()).device
     seeds = draw_seeds(len(inputs))
     devices = [device] if device.type == "cuda" else []
-    with preserve_random_state(devices), _unchanged_weights(parameters):
+    weights = dict(model.named_parameters())
+    with (
+        preserve_random_state(devices),
+        _unchanged_weights(weights),
+        preserve_outside_state(model, example_loss.loss, weights=weights.values()) as restore,
+    ):
         for (x, target), seed in zip(split_batch(batch), seeds, strict=True):
+            restore()
             forward = _forward_of(model, x)
             set_seed(seed)
             with torch.enable_grad():
@@ -194,7 +208,9 @@ def differentiate_in_loop(
             losses.append(loss_value.detach())
             for name, gradient in _gradients_of(loss_value, parameters).items():
                 rows[name].append(gradient)
-        if first is not None:
+        # Not restored before: if what the last example has left affects another example, model or
+        # loss would not train as intended, so they are rejected.
+        if first is not None and len(inputs) > 1:
             set_seed(seeds[0])
             with torch.enable_grad():
                 output_again = _forward_of(model, inputs[:1])(inputs[:1].clone())

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from zdp_bench.errors import first_line
+from zdp_bench.gradients.outside_state import preserve_outside_state
 from zdp_bench.gradients.parts import leaves_of, map_leaves, takes_parts
 from zdp_bench.gradients.program.batch import check
 from zdp_bench.gradients.program.calls import Alone, Place, Places, is_mutable
@@ -228,9 +229,12 @@ def _repeat_examples(inputs: Tensor) -> Tensor:
 
 
 def _run_copy(model: nn.Module, inputs: Tensor) -> Any:
-    """Return the output of a copy of the model for a copy of the inputs."""
+    """Return the output of a copy of the model for a copy of the inputs.
+
+    Nothing of the inputs is left in memory for the recording.
+    """
     copy = copy_apart(model)
-    with takes_parts(copy):
+    with preserve_outside_state(copy), takes_parts(copy):
         return copy(map_leaves(torch.clone, inputs))
 
 
@@ -304,7 +308,8 @@ def state_of(model: nn.Module, inputs: Tensor) -> State:
     state = State(signature=signature)
     if not is_ours(model):
         try:
-            state.program = make(model, inputs)
+            with preserve_outside_state(model, weights=model.parameters()):
+                state.program = make(model, inputs)
         except Alone as error:
             state.alone = str(error)
             state.layer = error.layer
