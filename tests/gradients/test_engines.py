@@ -167,6 +167,31 @@ def test_gradients_formed_for_their_norm_only_give_the_same(
     torch.testing.assert_close(formed.sums, kept.sums, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.parametrize("num_calls", [1, 2])
+@pytest.mark.parametrize(
+    ("freed", "budget", "is_kept", "is_spent"),  # bytes beyond those of the gradients
+    [(0, -9, True, False), (9, -9, True, False), (-1, 0, True, True), (-1, -1, False, False)],
+)
+def test_gradients_are_kept_where_they_fit_and_spend_what_nothing_else_frees(
+    num_calls: int, freed: int, budget: int, is_kept: bool, is_spent: bool
+) -> None:
+    gradients = torch.ones(5, 2, 3)
+    call = layer_gradient.LayerGradient(
+        lambda start, stop: gradients[start:stop],
+        lambda factors: layer_gradient.contract(gradients, factors),
+        summands=lambda: layer_gradient.Summands(torch.ones(5, dtype=torch.float64), 1),
+    )
+    parameter = nn.Parameter(torch.zeros(2, 3))
+    gradient = layer_gradient.ParameterGradient(parameter, calls=[call] * num_calls)
+    num_bytes = gradients.nbytes * num_calls
+    spent = gradient.measure(5, num_bytes + freed, num_bytes + budget)
+    assert (gradient.kept is not None) == is_kept
+    assert spent == (num_bytes if is_spent else 0)
+    assert gradient.squared_norms is not None
+    squares = torch.full((5,), 6.0 * num_calls**2, dtype=torch.float64)
+    torch.testing.assert_close(gradient.squared_norms, squares, rtol=1e-3, atol=0)
+
+
 @pytest.mark.usefixtures("output_gradients")
 @pytest.mark.parametrize("features", [3, 4], ids=["in its second layer", "in its third"])
 def test_a_model_that_fails_is_left_as_it_was(features: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import dp_accounting
 import pytest
@@ -114,6 +115,27 @@ def test_a_patients_examples_compose_as_one_patients(sampling: Sampling) -> None
     halves = [Spent(2.0, sampling, 60, 4), Spent(2.0 * (1 + 1e-12), sampling, 60, 4)]
     whole = patient_epsilon(Mechanism.of_z(2.0, sampling), 4, 120, DELTA)
     assert compose_epsilon(halves, DELTA) == pytest.approx(whole, rel=3e-3)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_a_private_number_of_examples_changes_no_epsilon(count: int, kinds: int) -> None:
+    """It is stated as 0, and the ε of runs of two kinds was 0 as well."""
+    runs = [Spent(z, poisson(0.05), 60, count) for z in (3.0, 5.0)[:kinds]]
+    private = [replace(run, sampling=replace(run.sampling, records=0)) for run in runs]
+    assert compose_epsilon(private, DELTA) == compose_epsilon(runs, DELTA) > 0.1
+
+
+@pytest.mark.parametrize("others", [[], [Spent(2.0, poisson(0.1), 40)]])
+def test_of_a_cycle_an_example_is_in_one_step_and_a_patient_perhaps_in_all(
+    others: list[Spent],
+) -> None:
+    in_cycles = Spent(1.0, replace(poisson(0.05), cycle=4), 98)
+    of_one = Spent(1.0, poisson(0.05), 25)
+    together = compose_epsilon([of_one, *others], DELTA)
+    assert compose_epsilon([in_cycles, *others], DELTA) == together < math.inf
+    of_two = replace(in_cycles, examples=2)
+    assert compose_epsilon([of_two, *others], DELTA) == math.inf
 
 
 @pytest.mark.parametrize(("batch", "count"), [(997, 4), (990, 20), (500, 501)])

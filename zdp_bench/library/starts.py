@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,7 @@ class Earlier:
     @property
     def spent(self) -> Spent:
         """Mechanism and steps, for composition."""
-        records = max(1, self.sampling.records)  # 0 if their number is private
-        return Spent(self.z, replace(self.sampling, records=records), self.steps)
+        return Spent(self.z, self.sampling, self.steps)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""

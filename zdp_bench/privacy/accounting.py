@@ -437,7 +437,7 @@ def patient_epsilon(
         ValueError: the data set has fewer examples than the patient.
     """
     sampling, z, count = mechanism.sampling, mechanism.z, examples_per_patient
-    if not 1 <= count <= sampling.records:
+    if not 1 <= count <= sampling.cap_examples(count):
         raise ValueError(f"a patient has 1 to {sampling.records} examples, not {count}")
     if count == 1 or sampling.scheme == "shuffled":
         return tight_epsilon(mechanism, steps, delta)

@@ -190,7 +190,7 @@ def _steps_of_kinds(taken: Sequence[Spent]) -> dict[_Kind, int]:
     least = _merge_rounding(spent.z for spent in taken)
     steps: dict[_Kind, int] = defaultdict(int)
     for spent in taken:
-        examples = min(spent.examples, spent.sampling.records)
+        examples = spent.sampling.cap_examples(spent.examples)
         kind = _Kind(least[spent.z], spent.sampling.of_one, examples)
         steps[kind] += spent.sampling.steps_of_one(spent.steps)
     return steps

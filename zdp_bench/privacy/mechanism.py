@@ -166,6 +166,10 @@ class Sampling:
         """Return how many of `steps` consecutive steps may draw a given example, at most."""
         return -(-steps // self.cycle)
 
+    def cap_examples(self, count: int) -> int:
+        """Return how many of `count` examples the training set can hold; all, if it is private."""
+        return min(count, self.records) if self.records else count
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values for ledger and record."""
         plain = dict(vars(self))
