@@ -150,7 +150,7 @@ class PerExample:
         self.loss, self.proved = loss, proved
         self.weights: Tensor | None = None  # [B], inside `weighted`
         self.loops = False  # True once vmap has failed, or the loss has changed outside state
-        self._is_cross_entropy = True  # False once placeholders have failed
+        self._is_cross_entropy: bool | None = None  # None before the first call
 
     @contextmanager
     def weighted(self, weights: Tensor) -> Iterator[None]:
@@ -171,19 +171,23 @@ class PerExample:
         if self.proved or len(outputs) == 0:
             whole: Tensor = self.loss(outputs, unpack(targets))
             return whole
+        if self._is_cross_entropy is not False:
+            # A loss that is known to be a cross-entropy has no number that it could store.
+            roots = () if self._is_cross_entropy else (self.loss,)
+            try:
+                with preserve_outside_state(*roots):
+                    losses = self._compute_by_placeholders(outputs, targets)
+                self._is_cross_entropy = True
+                return losses
+            except Exception as error:
+                _raise_unavoidable(error)
+                self._is_cross_entropy = False
         with preserve_outside_state(self.loss) as restore:
             return self._compute_separately(outputs, targets, restore)
 
     def _compute_separately(self, outputs: Tensor, targets: Tensor, restore: Restore) -> Tensor:
-        """Return the losses [B] in the fastest way that the loss supports."""
-        if self._is_cross_entropy:
-            try:
-                return self._compute_by_placeholders(outputs, targets)
-            except Exception as error:
-                _raise_unavoidable(error)
-                self._is_cross_entropy = False
+        """Return the losses [B] by vmap if it supports the loss, else in a loop."""
         if not self.loops:
-            restore()
             batches_of_one = outputs.unsqueeze(1), targets.unsqueeze(1)
             try:
                 losses = map_rows(self.compute_one, *batches_of_one, randomness="different")
