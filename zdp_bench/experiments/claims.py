@@ -1,7 +1,7 @@
 """Find the records that fill the cells of a paper's tables.
 
 A recipe claims a row of a table (`claims.table`, `claims.row`). Each job of its sweep fills a cell
-of that row with the records that have the job's experiment digest.
+of this row with the records that have the job's experiment digest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from zdp_bench.report.cells import Filling
 from zdp_bench.report.papers import recipes_of, rows_of
 from zdp_bench.report.sheet import Sheet
 
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # to another key
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # a reference to another key
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class Job:
 
 
 def fillings(table: str, results: Path) -> list[Filling]:
-    """Return the possible lines of a table: the jobs of its recipes, on their data and on other.
+    """Return the jobs that may fill a table, on their own data and on other data.
 
     Args:
         table: the table, PAPER/N.
-        results: the results folder.
+        results: results folder.
     """
     all_records = records.read_all(results)
     times = read_times(all_records)
@@ -96,9 +96,10 @@ def fillings(table: str, results: Path) -> list[Filling]:
 
 
 def jobs_of_table(table: str) -> list[Job]:
-    """Return the jobs of a table's recipes, from the cache if no recipe and no code has changed.
+    """Return the jobs of a table's recipes.
 
-    Checking them takes seconds, and imports torch.
+    They are cached until a recipe or the code changes, because checking them takes seconds and
+    imports torch.
     """
     jobs = _call_cached(list_jobs, table)
     return [Job(**{**job, "overrides": tuple(job["overrides"])}) for job in jobs]
@@ -127,13 +128,13 @@ def list_jobs(table: str, state: str = "") -> list[dict[str, Any]]:
 
 def _call_cached(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return function(*arguments, state), from the cache if recipes and code have not changed."""
-    if installed():  # plug-ins of other packages, whose changes the state does not show
+    if installed():  # the state does not cover plug-ins of other packages
         return function(*arguments)
     return call_cached(function, *arguments, _state_of_code())
 
 
 def _state_of_code() -> str:
-    """Return a digest of the times and sizes of our YAML, CSV and Python files."""
+    """Return a digest of the modification times and sizes of our YAML, CSV and Python files."""
     state = hashlib.sha256()
     package = Path(assets.__file__).parent
     for root in (package, assets.CONF, assets.RECIPES, assets.DATASETS, assets.PAPERS):
@@ -222,17 +223,17 @@ def merge_job(recipe: str, job: Iterable[str]) -> dict[str, Any]:
 
 
 def _resolve_references(merged: dict[str, Any]) -> None:
-    """Resolve the references to other keys, in place.
+    """Resolve references to other keys, in place.
 
-    OmegaConf is slow, so it gets only the keys with references and those that they refer to.
+    OmegaConf is slow, so it only gets the keys with references and the keys that they refer to.
     """
     flat = records.flatten(merged)
-    referring = {key for key, value in flat.items() if "${" in str(value)}
-    referred: set[str] = set()
-    for key in referring:
-        referred.update(_REFERENCE.findall(str(flat[key])))
+    keys_with_references = {key for key, value in flat.items() if "${" in str(value)}
+    referenced_keys: set[str] = set()
+    for key in keys_with_references:
+        referenced_keys.update(_REFERENCE.findall(str(flat[key])))
     needed: dict[str, Any] = {}
-    for key in referring | (referred & flat.keys()):
+    for key in keys_with_references | (referenced_keys & flat.keys()):
         _merge(needed, _nest(key, flat[key]))
     _merge(merged, to_plain(OmegaConf.create(needed)))
 
@@ -260,74 +261,77 @@ def jobs_of(recipe: str) -> list[tuple[str, ...]]:
     """
     hydra = assets.read_yaml(assets.group(assets.RECIPES)[recipe]).get("hydra") or {}
     params = (hydra.get("sweeper") or {}).get("params") or {}
-    choices = []  # the overrides that each axis chooses from
-    for axis in parse_words([f"{key}={value}" for key, value in params.items() if key != "seed"]):
+    words = [f"{key}={value}" for key, value in params.items() if key != "seed"]
+    axes = []  # the overrides of each axis of the sweep
+    for axis in parse_words(words):
         if axis.is_sweep_override():
             values = axis.sweep_string_iterator()
-            choices.append([f"{axis.key_or_group}={value}" for value in values])
+            axes.append([f"{axis.key_or_group}={value}" for value in values])
         else:
-            choices.append([str(axis.input_line)])
-    return list(product(*choices))
+            axes.append([str(axis.input_line)])
+    return list(product(*axes))
 
 
 def on_other_data(
     fillings: Sequence[Filling], jobs: Sequence[Job], all_records: Iterable[Record]
 ) -> list[Filling]:
-    """Return the fillings of jobs on data sets other than their recipe's own.
+    """Return the fillings of jobs on data sets other than those of their recipe.
 
     Args:
         fillings: filling of each job on its own data set.
         jobs: the jobs.
-        all_records: records, whose data sets are tried.
+        all_records: records. Each data set of a recipe's records is tried for all of its jobs.
     """
     recipes = {job.recipe for job in jobs}
-    used: dict[str, list[dict[str, Any]]] = {}  # recipe -> distinct data sets of its records
+    used_datasets: dict[str, list[dict[str, Any]]] = {}  # by recipe
     for run in all_records:
         if run.recipe in recipes:
-            datasets = used.setdefault(run.recipe, [])
+            datasets = used_datasets.setdefault(run.recipe, [])
             dataset = run.config.get("dataset", {})
             if dataset and dataset not in datasets:
                 datasets.append(dataset)
-    own: dict[str, list[dict[str, Any]]] = {}  # recipe -> its data sets, such as several folds
+    own_datasets: dict[str, list[dict[str, Any]]] = {}  # by recipe; several if it sweeps over folds
     for job in jobs:
-        own.setdefault(job.recipe, []).append(drop_empty(job.resolved["dataset"]))
-    moved = []
+        own_datasets.setdefault(job.recipe, []).append(drop_empty(job.resolved["dataset"]))
+    other_fillings = []
     for filling, job in zip(fillings, jobs, strict=True):
         others = []
-        for dataset in used.get(job.recipe, []):
-            # Compare without empty values: an old record lacks newer options, which are then off.
-            if drop_empty(dataset) not in own[job.recipe]:
+        for dataset in used_datasets.get(job.recipe, []):
+            # Empty values are dropped, because an old record lacks newer options, which are off.
+            if drop_empty(dataset) not in own_datasets[job.recipe]:
                 others.append(dataset)
         if others:
             for digest, label in _call_cached(digests_on, others, job.composed).items():
-                moved.append(dataclasses.replace(filling, digest=digest, on=label))
-    return moved
+                other_fillings.append(dataclasses.replace(filling, digest=digest, on=label))
+    return other_fillings
 
 
 def digests_on(
     datasets: list[dict[str, Any]], composed: dict[str, Any], state: str = ""
 ) -> dict[str, str]:
-    """Return {experiment digest: label} of a job with each of `datasets`.
+    """Return the label of each data set by the experiment digest of a job on it.
 
     Args:
-        datasets: the data sets, each as its configuration.
+        datasets: configuration of each data set.
         composed: configuration of the job.
         state: see `list_jobs`.
     """
     labels = {}
     for dataset in datasets:
-        standard = unset_keys("dataset") | _options_of("dataset", dataset["name"])
-        if not dataset.keys() <= standard.keys():
+        defaults_of_dataset = unset_keys("dataset") | _options_of("dataset", dataset["name"])
+        if not dataset.keys() <= defaults_of_dataset.keys():
             continue  # the record is of an earlier version, whose data set had other options
-        changed = {key: value for key, value in dataset.items() if value != standard[key]}
-        options = [f"{key}={value}" for key, value in changed.items()]
+        options = []
+        for key, value in dataset.items():
+            if value != defaults_of_dataset[key]:
+                options.append(f"{key}={value}")
         digest = experiment_digest(check({**composed, "dataset": dataset}))
         labels[digest] = ", ".join([dataset["name"], *options])
     return labels
 
 
 def _options_of(kind: str, name: str) -> dict[str, Any]:
-    """Return a plug-in's options with their defaults, or {} if it no longer exists."""
+    """Return the options of a plug-in with their defaults; empty if it no longer exists."""
     if name in files(kind):
         options = assets.read_yaml(files(kind)[name])
         options.pop("card", None)
@@ -340,10 +344,10 @@ def _options_of(kind: str, name: str) -> dict[str, Any]:
 
 def require_unchanged(overrides: list[str]) -> None:
     """Reject overrides that change what a recipe computes, or which cell it fills."""
-    instead = {"seed": "use --seeds N", "recipe": "a table has its own recipes"}
+    hints = {"seed": "use --seeds N", "recipe": "a table has its own recipes"}
     for key in sorted({str(override.key_or_group) for override in read_words(overrides)}):
-        if key in instead:
-            raise UserError(f"{key}: cannot be set in `zdp-bench reproduce`; {instead[key]}.")
+        if key in hints:
+            raise UserError(f"{key}: cannot be set in `zdp-bench reproduce`; {hints[key]}.")
         if enters_digest(key) or key.partition(".")[0] in ("claims", "force"):
             raise UserError(
                 f"{key}: `zdp-bench reproduce` runs recipes unchanged, because other runs fill no "

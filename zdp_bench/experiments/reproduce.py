@@ -1,18 +1,21 @@
 """Find the runs that tables lack, and start them with one of Hydra's launchers.
 
-    smoke   one short run of the first job of each recipe, on generated or embedded data, in a
-            separate folder; shows that every recipe runs
+There are three profiles:
+
+    smoke   one short run of the first job of each recipe, on generated or bundled data, in a
+            separate folder, to show that every recipe runs
     here    all settings of the paper, for recipes whose data and weights are in the data root
-    paper   all settings of the paper; fetches what may be fetched
+    paper   all settings of the paper; missing data and weights are downloaded where possible
 
 A run that has a record, under any recipe, is not planned. A run that was stopped continues from its
-checkpoint. So the command can be stopped and given again.
+checkpoint. The command can therefore be stopped and run again.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +36,8 @@ from zdp_bench.report.number_format import duration
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.training.setup import build_dataset
 
-SMOKE_FOLDER = "smoke"  # under the results folder
-SMOKE_HIDDEN = 256  # the widest fully connected layers of a smoke run
+SMOKE_FOLDER = "smoke"  # in the results folder
+MAX_SMOKE_HIDDEN = 256  # width of the fully connected layers of a smoke run
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,8 @@ class Plan:
     """The runs to start, the shortest first.
 
     Attributes:
-        rows: the rows with missing runs.
-        left_out: reason why rows cannot be filled -> number of these rows.
+        rows: rows with missing runs.
+        left_out: number of rows that cannot be filled, by reason.
     """
 
     rows: list[Planned]
@@ -74,31 +77,35 @@ class Plan:
 
     @property
     def runs(self) -> list[list[str]]:
-        """The overrides of every run."""
+        """The overrides of each run."""
         return [[*row.words, f"seed={seed}"] for row in self.rows for seed in row.seeds]
 
     def sheet(self) -> Sheet:
         """Return the plan as a table."""
-        shown = [
-            [
-                row.table,
-                row.filling.row,
-                " ".join([f"recipe={row.filling.recipe}", *row.filling.overrides]),
-                " ".join(map(str, row.seeds)),
-                "not timed" if row.seconds is None else duration(row.seconds),
-            ]
-            for row in self.rows
-        ]
-        seconds = [row.seconds for row in self.rows if row.seconds is not None]
+        left_out = []
+        for reason, count in self.left_out.most_common():
+            left_out.append(f"{count} rows left out: {reason}")
+        if not self.rows:
+            title = "Nothing to run." if left_out else "Nothing to run: every row has its runs."
+            return Sheet(title, (), (), left_out)
         notes = [f"{len(self.runs)} runs."]
+        seconds = [row.seconds for row in self.rows if row.seconds is not None]
         if seconds:
             notes.append(f"In sequence, the timed runs take {duration(sum(seconds))}.")
-        notes += [f"{count} rows left out: {why}" for why, count in self.left_out.most_common()]
-        if not shown:
-            why = "." if self.left_out else ": every row has its runs."
-            return Sheet(f"Nothing to run{why}", (), (), notes[1:])
         columns = ["table", "row", "run", "seeds", "time"]
-        return Sheet("Runs to do, shortest first", columns, shown, notes)
+        cells = [_cells(row) for row in self.rows]
+        return Sheet("Runs to do, shortest first", columns, cells, [*notes, *left_out])
+
+
+def _cells(row: Planned) -> list[str]:
+    """Return the cells of a row of the plan."""
+    return [
+        row.table,
+        row.filling.row,
+        " ".join([f"recipe={row.filling.recipe}", *row.filling.overrides]),
+        " ".join(map(str, row.seeds)),
+        "not timed" if row.seconds is None else duration(row.seconds),
+    ]
 
 
 def make_plan(
@@ -109,26 +116,29 @@ def make_plan(
     extra: list[str],
     as_published: bool = False,
 ) -> Plan:
-    """Return the runs that tables lack, each once.
+    """Return the runs that tables lack. A run that two tables need is planned once.
 
     Args:
-        names: the tables.
+        names: names of the tables.
         profile: "smoke", "here" or "paper".
-        seeds: number of seeds per row. None: as many as the paper has.
-        folder: folder of records.
+        seeds: number of seeds per row. None: as many as in the paper.
+        folder: results folder.
         extra: overrides that are added to each run.
-        as_published: leave out our variants. Default: False.
+        as_published: whether to leave out our variants. Default: False.
+
+    Raises:
+        UserError: no recipe fills one of the tables.
     """
     is_smoke = profile == "smoke"
-    local = configured(["recipe=quickstart", *extra])  # for this machine's paths and device
+    local = configured(["recipe=quickstart", *extra])  # has this machine's paths and device
     all_records = records.read_all(folder)
     done = {(run.experiment, run.seed) for run in all_records}
     device = "cuda" if "cuda" in local.device else "cpu"
     times = {} if is_smoke else read_times(all_records, device)
     rows: list[Planned] = []
     left_out: Counter[str] = Counter()
-    planned: set[str] = set()
-    problems: dict[tuple[str, str], str] = {}  # (recipe, data set) -> see `missing_data`
+    planned: set[str] = set()  # experiment digests
+    problems: dict[tuple[str, str], str] = {}  # by recipe and data set; empty if nothing is missing
     for table in names:
         papers.require_recipes(table)
         for claim in claims_of(table, 1 if is_smoke else None, times):
@@ -155,14 +165,13 @@ def make_plan(
                 left_out[problems[key]] += 1
                 continue
             overrides = list(filling.overrides)
-            if is_smoke:  # its data set has other options
+            if is_smoke:  # the stand-in of a data set does not have its options
                 overrides = [word for word in overrides if not word.startswith("dataset.")]
             words = [f"recipe={filling.recipe}", *overrides, f"paths.results={folder}", *extra]
-            if is_smoke:  # state the row, because its name may depend on the data set
+            if is_smoke:  # the row is stated, because its name may depend on the data set
                 words += [*smoke_overrides(claim.config), f'claims.row="{filling.row}"']
             rows.append(Planned(table, filling, tuple(missing_seeds), tuple(words)))
-    unknown = float("inf")
-    rows.sort(key=lambda row: unknown if row.seconds is None else row.seconds)
+    rows.sort(key=lambda row: math.inf if row.seconds is None else row.seconds)
     return Plan(rows, left_out)
 
 
@@ -187,16 +196,17 @@ def carry_out(
 
 
 def missing_data(config: Run, only_here: bool = True) -> str:
-    """Return a sentence about missing weights or data, or '' if nothing is missing.
+    """Return a sentence that states which weights or data are missing; empty if none are.
 
     Args:
-        config: the configuration of the run.
-        only_here: also report weights and data sets that could be fetched. Default: True.
+        config: configuration of the run.
+        only_here: whether weights and data sets that could be fetched count as missing. If False,
+            only a data root with a part of a data set is reported. Default: True.
     """
     card = files.card(config.dataset.name)
     source = files.card(card.uses) if card.uses else card
-    is_present = not files.missing(config.data_root, source)
-    is_present = is_present and files.has_files(config.data_root, source)
+    has_all_files = not files.missing(config.data_root, source)
+    is_present = has_all_files and files.has_files(config.data_root, source)
     if is_present and source.holds and build_dataset(config).released(config.data_root):
         return (
             f"the data root has part of dataset '{card.name}', but not the files that this run "
@@ -210,11 +220,14 @@ def missing_data(config: Run, only_here: bool = True) -> str:
 
 
 def smoke_overrides(config: Run) -> list[str]:
-    """Return the overrides that shorten a run to seconds, on the stand-in of its data set."""
+    """Return the overrides that shorten a run to seconds, on the stand-in for its data set."""
     words = files.card(config.dataset.name).stand_in.split()
-    rate = config.trainer.sample_rate
-    size = "trainer.batch_size=8" if rate is None else f"trainer.sample_rate={max(rate, 0.25)}"
-    words += ["trainer.epochs=1", size]
+    words.append("trainer.epochs=1")
+    sample_rate = config.trainer.sample_rate
+    if sample_rate is None:
+        words.append("trainer.batch_size=8")
+    else:
+        words.append(f"trainer.sample_rate={max(sample_rate, 0.25)}")
     if "weights" in config.model.options:
         words.append("model.weights=untrained")
     if config.init_from:
@@ -226,6 +239,6 @@ def smoke_overrides(config: Run) -> list[str]:
     if config.representation and config.representation.name == "joined":
         words += ["representation.axes=16", "representation.pictures=32"]
     hidden = config.model.options.get("hidden")
-    if isinstance(hidden, int) and hidden > SMOKE_HIDDEN:  # VGG-11 needs 8.4 GiB with its 4096
-        words.append(f"model.hidden={SMOKE_HIDDEN}")
+    if isinstance(hidden, int) and hidden > MAX_SMOKE_HIDDEN:  # VGG-11 with 4096 takes 8.4 GiB
+        words.append(f"model.hidden={MAX_SMOKE_HIDDEN}")
     return [*words, "threads=1"]

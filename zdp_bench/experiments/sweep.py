@@ -1,4 +1,7 @@
-"""Run jobs, each a composed configuration, in this process or with one of Hydra's launchers."""
+"""Run jobs in this process or with one of Hydra's launchers.
+
+A job is a composed configuration.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +34,18 @@ if TYPE_CHECKING:
 
 # What a job prints: its progress and a summary at its end, only progress, or nothing.
 Shown = Literal["all", "progress", "nothing"]
-# Beginnings of the overrides that a job's name leaves out.
+# Prefixes of overrides that are not part of a job's name.
 UNNAMED = ("recipe=", "launcher=", "hydra", "paths.", "logger", "name=", "tags=", "notes=")
 
 
 def name_job(overrides: Sequence[str]) -> str:
-    """Return a job's name: its overrides, except those of where and how it runs."""
+    """Return a job's name: its overrides, except those that state where and how it runs."""
     return " ".join(word for word in overrides if not word.startswith(UNNAMED))
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The summary of a finished run, which other processes return.
+    """The summary of a finished run, which a worker process returns.
 
     Attributes:
         metric: name of the headline metric.
@@ -59,7 +62,12 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class Job:
-    """A job that has ended: its overrides, and its run or the reason why it failed."""
+    """A job that has ended.
+
+    Attributes:
+        words: its overrides.
+        result: summary of its run, or the reason why it failed.
+    """
 
     words: list[str]
     result: RunSummary | str
@@ -103,7 +111,7 @@ class SweepJob:
             return RunSummary(headline.name, headline.value, privacy.epsilon_tight, home)
         except (Exception, Stopped) as error:
             if stop := find_stop(error):
-                if is_worker:  # otherwise, it would wait for another job
+                if is_worker:  # returning would make the worker wait for another job
                     os._exit(stop.exit_code)
                 if "submitit" in launcher:  # each job has its own process, so the sweep continues
                     return UserError(f"{stop}; the same command continues from the last save.")
@@ -128,6 +136,9 @@ def sweep(driver: Any, overrides: list[str]) -> list[Job]:
     Args:
         driver: Hydra's driver; see `hydra_session`.
         overrides: overrides, some of which have several values.
+
+    Raises:
+        UserError: the sweep has no jobs, or its launcher is not available.
     """
     _require_slurm(overrides)
     batches = driver.multirun(
@@ -182,7 +193,7 @@ def launch(
 
 
 def _finish(driver: Any, jobs: Iterable[Any], show: Shown = "all") -> list[Job]:
-    """Return how each job ended, after waiting for those that other processes run."""
+    """Return how each job ended. Jobs that other processes run are waited for."""
     ended_jobs = []
     for job in jobs:
         words, result = list(job.overrides), job.return_value
@@ -196,7 +207,7 @@ def _finish(driver: Any, jobs: Iterable[Any], show: Shown = "all") -> list[Job]:
 
 
 def show_sweep(jobs: Sequence[Job]) -> Sheet:
-    """Return a table with metric, ε and run of each job, and the joint ε of all in its notes."""
+    """Return a table with the metric, ε and run of each job. A note states their joint ε."""
     rows = []
     for job in jobs:
         cells = ["failed", "", ""]
@@ -210,7 +221,13 @@ def show_sweep(jobs: Sequence[Job]) -> Sheet:
 
 
 def run_one(overrides: list[str], runner: Runner | None = None) -> None:
-    """Compose and carry out one run, in this process or with `runner`."""
+    """Compose and carry out one run.
+
+    Args:
+        overrides: overrides of the run.
+        runner: function that carries out the run elsewhere. Default: the run is carried out in this
+            process.
+    """
     carry_out(compose(overrides), overrides, runner=runner)
 
 

@@ -1,4 +1,7 @@
-"""How long a run takes: as long per epoch as the fastest similar run on the same kind of device."""
+"""Estimate how long a run takes, from the records of similar runs on the same kind of device.
+
+An epoch takes as long as an epoch of the fastest similar run.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from zdp_bench.records import Record
 # Options of an algorithm that do not affect how long a step takes.
 NOT_TIMED = ("noise", "noise_multiplier", "max_grad_norm", "error_clip")
 
-Times = dict[str, float]  # what the time depends on, as JSON -> seconds per epoch
+Times = dict[str, float]  # seconds per epoch, by the settings that it depends on (`_kinds`)
 
 
 def read_times(all_records: Iterable[Record], device: str = "cpu") -> Times:
-    """Return the smallest number of seconds per epoch in records, for `seconds_of`.
+    """Return the seconds per epoch of the fastest run of each kind.
 
     Args:
-        all_records: the records. Runs that were resumed are left out.
+        all_records: records. Runs that were resumed are left out, because their time is not whole.
         device: "cpu", or "cuda" for any GPU. Default: "cpu".
     """
     times: Times = {}
@@ -38,14 +41,14 @@ def read_times(all_records: Iterable[Record], device: str = "cpu") -> Times:
 
 
 def seconds_of(resolved: Mapping[str, Any], times: Times) -> float | None:
-    """Return the expected number of seconds of a run, or None without the record of a similar run.
+    """Estimate the seconds that a run takes; None if no similar run has a record.
 
-    A run with the same batch size comes first, then one with another: an epoch has the same number
-    of examples, and takes about as long.
+    If there is no similar run with the same batch size, one with another batch size is used. Its
+    epochs have the same number of examples and take about as long.
 
     Args:
-        resolved: the configuration of the run.
-        times: see `read_times`.
+        resolved: configuration of the run.
+        times: seconds per epoch, as `read_times` returns them.
     """
     for kind in _kinds(resolved):
         if kind in times:
@@ -54,17 +57,25 @@ def seconds_of(resolved: Mapping[str, Any], times: Times) -> float | None:
 
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:
-    """Return what the time of an epoch depends on, as JSON: with batch size, and without it."""
+    """Return the settings on which the time of an epoch depends, as JSON.
+
+    Returns:
+        The settings with the batch size, then the settings without it.
+    """
     trainer = config["trainer"]
-    parts = [
-        *(dict(config.get(section) or {}) for section in ("model", "dataset", "algorithm")),
-        {"augmentations": trainer.get("augmentations"), "bits": config.get("precision")},
-        {"nodes": (config.get("federated") or {}).get("nodes")},
-    ]
-    timed = []
-    for part in parts:
-        options = {key: value for key, value in part.items() if key not in NOT_TIMED}
-        # Records of earlier versions lack options that are off by default.
-        timed.append(drop_empty(options))
-    size = {key: trainer.get(key) for key in ("sample_rate", "batch_size")}
-    return [json.dumps([timed, batch], default=str, sort_keys=True) for batch in (size, None)]
+    federated = config.get("federated") or {}
+    sections: list[dict[str, Any]] = []
+    for name in ("model", "dataset", "algorithm"):
+        sections.append(dict(config.get(name) or {}))
+    sections.append(
+        {"augmentations": trainer.get("augmentations"), "bits": config.get("precision")}
+    )
+    sections.append({"nodes": federated.get("nodes")})
+    settings = []
+    for section in sections:
+        timed = {key: value for key, value in section.items() if key not in NOT_TIMED}
+        # Empty values are dropped, because records of earlier versions lack newer options.
+        settings.append(drop_empty(timed))
+    batch_size = {key: trainer.get(key) for key in ("sample_rate", "batch_size")}
+    kinds = ([settings, batch_size], [settings, None])
+    return [json.dumps(kind, default=str, sort_keys=True) for kind in kinds]

@@ -1,7 +1,7 @@
-"""Report on a recipe without training it: model, clipping, sampling, every ε, cost.
+"""Report on a recipe without training it: its model, clipping, sampling, privacy and cost.
 
-Shapes come from the data or, without its files, from the published counts. ε comes from the
-mechanism, and time from steps on random examples. Each ε is cached (`privacy.memory`).
+Shapes come from the data or, if its files are missing, from the published counts. ε is computed
+from the mechanism and cached (`privacy.memory`). Time is measured in steps on random examples.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from zdp_bench.training.public_start import find_start
 from zdp_bench.training.setup import Setup, count_units, describe_data
 from zdp_bench.training.step import sum_shares
 
-TRIAL_SECONDS = 6.0  # of both trial steps together
-NOISE_SECONDS = 1e-9  # to draw one number of noise on a CPU core
-# Tensors of each parameter's size that an optimizer keeps.
+TRIAL_SECONDS = 6.0  # time of both trial steps together
+NOISE_SECONDS = 1e-9  # time in which a CPU core draws one number of noise
+# Number of tensors of each parameter's size that an optimizer keeps.
 MOMENTS = {"adam": 2, "adamw": 2, "nadam": 2, "rmsprop": 1, "adagrad": 1, "sgd": 0}
 
 
@@ -59,7 +59,14 @@ class Cost:
 
 @dataclass(frozen=True)
 class LayerUse:
-    """A layer with trainable parameters, and how its per-example gradients are bounded."""
+    """A layer with trainable parameters.
+
+    Attributes:
+        name: name of the layer in the model.
+        kind: name of its class.
+        parameters: number of its trainable real parameters.
+        rule: how its per-example gradients are computed and bounded.
+    """
 
     name: str
     kind: str
@@ -69,7 +76,12 @@ class LayerUse:
 
 @dataclass(frozen=True)
 class Report:
-    """All that is known about a recipe before it runs."""
+    """What is known about a recipe before it runs.
+
+    Attributes:
+        surgery: layers that were replaced; see `nn.surgery.surgery`.
+        cost: estimated cost; None without trial steps.
+    """
 
     recipe: str
     data: dict[str, Any]
@@ -86,15 +98,15 @@ def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
 
     Args:
         config: configuration of the run.
-        trial: take trial steps to predict the cost. Default: True.
-        as_run: also load the weights to start from, and check the model. Default: False.
+        trial: whether to take trial steps, which predict the cost. Default: True.
+        as_run: whether to also load the initial weights and check the model, as a run does.
+            Default: False.
     """
     check_claims(config.claims.table, config.claims.row)
     data = describe_data(config)
-    nodes = config.federated.nodes or 1
-    units = count_units(config, data)
-    plan_of = find_module("runner", "federated").plan if config.federated.nodes else Plan.of
-    plan = plan_of(config, units)
+    nodes = config.federated.nodes
+    make_plan = find_module("runner", "federated").plan if nodes else Plan.of
+    plan = make_plan(config, count_units(config, data))
     setup = Setup.of(config, data, torch.device("cpu"), plan)
     config, model = setup.config, setup.model
     if as_run and (start := find_start(config)):
@@ -104,7 +116,17 @@ def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
     pick_device(config.device)
     if as_run:
         setup.check_model()
-    parameters = count_real(trainable(model).values())
+    sampling = {
+        **plan.sampling.as_dict(),
+        "epochs": plan.epochs,
+        "steps": plan.steps,
+        "adjacency": plan.sampling.adjacency,
+    }
+    if nodes:
+        sampling = {"nodes": nodes, **sampling}
+    cost = None
+    if trial:
+        cost = predict_cost(setup, data, steps=plan.steps * (nodes or 1))
     return Report(
         recipe=config.recipe,
         data={
@@ -120,34 +142,27 @@ def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
         },
         model={
             "name": config.model.name,
-            "parameters_real": parameters,
+            "parameters_real": count_real(trainable(model).values()),
             "outputs": setup.data.outputs,
         },
         layers=list_layers(setup),
         surgery=surgery(model),
-        sampling=({"nodes": nodes} if config.federated.nodes else {})
-        | {
-            **plan.sampling.as_dict(),
-            "epochs": plan.epochs,
-            "steps": plan.steps,
-            "adjacency": plan.sampling.adjacency,
-        },
+        sampling=sampling,
         privacy=predict_privacy(setup, data),
-        cost=predict_cost(setup, data, nodes * plan.steps) if trial else None,
+        cost=cost,
     )
 
 
 def list_layers(setup: Setup) -> list[LayerUse]:
-    """Return the layers that have trainable parameters, apart from those of their submodules."""
+    """Return the layers that have trainable parameters of their own."""
     config, mechanism = setup.config, setup.mechanism
     engine = config.algorithm.options.get("gradients")
-    bound = (
-        f"C = {mechanism.blocks[0].bound:g} over all layers"
-        if mechanism.joint
-        else "a bound of its own"
-    )
-    if first := setup.algorithm.carried.get("bound"):
-        bound = f"C over all layers, which adapts from {first:g} on"
+    bound = "a bound of its own"
+    if mechanism.joint:
+        bound = f"C = {mechanism.blocks[0].bound:g} over all layers"
+    adaptive_bound = setup.algorithm.carried.get("bound")
+    if adaptive_bound:
+        bound = f"C over all layers, which adapts from {adaptive_bound:g} on"
     layers = []
     for name, module in setup.model.named_modules():
         parameters = [p for p in module.parameters(recurse=False) if p.requires_grad]
@@ -163,21 +178,25 @@ def list_layers(setup: Setup) -> list[LayerUse]:
             rule_name = layer_rule.__name__.removeprefix("torch_").replace("_", " ")
             rule = f"book-keeping, {rule_name}; {bound}"
         else:
-            rule = f"torch.func for this layer alone; {bound}"
+            rule = f"torch.func for this layer only; {bound}"
         kind = type(module).__name__
         layers.append(LayerUse(name or "(the model)", kind, count_real(parameters), rule))
     return layers
 
 
 def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
-    """Return every ε of all planned steps, per example and per owner.
+    """Return the ε of all planned steps, per example and per owner.
 
-    With a budget, the run may end before it has taken all of them.
+    With a budget, the run may end before it has taken all steps.
     """
     config, plan, mechanism = setup.config, setup.plan, setup.mechanism
     delta, steps = config.privacy.delta, plan.steps
     by_patient = config.privacy.by_patient
-    max_together = 1 if by_patient else min(data.examples_per_patient, data.train)
+    # Largest number of records of one patient. A patient is a single record if it is the unit.
+    records_per_patient = 1 if by_patient else min(data.examples_per_patient, data.train)
+    epsilon_part = None
+    if by_patient:
+        epsilon_part = call_cached(example_epsilon, mechanism, steps, delta)
     claim = claim_of(config, plan, setup.algorithm.noise_multiplier, steps)
     return {
         "noise_multiplier": setup.algorithm.noise_multiplier,
@@ -187,10 +206,10 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
         "claimed_by": config.accountant,
         "epsilon_tight": call_cached(tight_epsilon, mechanism, steps, delta),
         "epsilon_rdp": call_cached(rdp_epsilon, mechanism, steps, delta),
-        "epsilon_patient": call_cached(patient_epsilon, mechanism, max_together, steps, delta),
-        "epsilon_part": call_cached(example_epsilon, mechanism, steps, delta)
-        if by_patient
-        else None,
+        "epsilon_patient": call_cached(
+            patient_epsilon, mechanism, records_per_patient, steps, delta
+        ),
+        "epsilon_part": epsilon_part,
         "unit": data.unit,
         "epsilon_of": data.unit if by_patient else "example",
         "max_epsilon": config.privacy.max_epsilon,
@@ -198,17 +217,20 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
 
 
 def _claimed_epsilon(accountant: str, claim: Claim) -> float:
-    """Return the ε that an accountant claims. It is not cached for a plug-in, which may change."""
+    """Return the ε that an accountant claims.
+
+    The ε of an accountant from another package is not cached, because its code may change.
+    """
     if not lookup("accountant", accountant).__module__.startswith("zdp_bench."):
         return claimed_epsilon(accountant, claim)
     return float(call_cached(claimed_epsilon, accountant, claim))
 
 
 def predict_cost(setup: Setup, data: DatasetInfo, steps: int) -> Cost:
-    """Estimate the cost of steps on the CPU, in a few seconds and without any data.
+    """Estimate the cost of steps on the CPU, in a few seconds and without data.
 
-    Steps on random examples are timed. The time of noise is estimated from its size, and memory
-    from the sizes of weights, gradients, the optimizer's state and one micro-batch.
+    Steps on random examples are timed. The time to draw noise is estimated from its size, and
+    memory from the sizes of weights, gradients, the optimizer's state and one micro-batch.
 
     Args:
         setup: the run.

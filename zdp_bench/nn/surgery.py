@@ -1,13 +1,13 @@
-"""Changes to a built model: BatchNorm replaced, filters standardised, complex inputs mapped.
+"""Changes to a model after it is built, which the keys of every model select.
 
-BatchNorm lets one example see another; the norms that take its place do not.
-
-Standardised filters have mean 0 and norm 1 (Qiao et al. 2019, in the scale of De et al. 2022), real
-and complex. The parameter v stays as it is; the layer computes with
-w = (v − mean)/√(‖v − mean‖² + ε), filter by filter. No example is read for it, so the examples stay
+`replace_batchnorm` replaces BatchNorm, whose statistics mix examples, by norms that keep examples
 apart.
 
-Complex inputs become magnitudes, or two channels, for networks with real weights.
+`standardise_weights` standardises the filters of convolutions to mean 0 and norm 1 (Qiao et al.
+2019, with the scale of De et al. 2022). The parameter v does not change. For each filter, the layer
+computes with w = (v − mean)/√(‖v − mean‖² + ε). This depends on no example, so examples stay apart.
+
+`RealInput` converts complex inputs to magnitudes or to channels, for networks with real weights.
 """
 
 from __future__ import annotations
@@ -39,66 +39,79 @@ _BASES: tuple[type[nn.Module], ...] = (
 
 
 def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
-    """Replace every BatchNorm of a model by a per-sample norm, in place, and keep its weights.
+    """Replace each BatchNorm of a model by a norm that keeps examples apart, in place.
 
-    group: GroupNorm with the most groups, 32 at most, that divide the channels, of at least 4
-        channels if possible.
-    instance: InstanceNorm without running statistics.
-    frozen: `FrozenBatchNorm` with the running statistics; on a new model, mean 0 and variance 1.
+    The weight and bias of a BatchNorm are kept. A layer that has a method `per_sample_norm(how)` is
+    replaced by the layer that this method returns.
 
-    A layer with a method `per_sample_norm(how)` returns its own replacement, as complex norms do.
+    Args:
+        model: the model.
+        how: "group" for GroupNorm with the largest number of groups that divides the channels, is
+            at most 32, and leaves at least 4 channels per group if possible. "instance" for
+            InstanceNorm without running statistics. "frozen" for `FrozenBatchNorm`.
+
+    Returns:
+        The model.
 
     Raises:
-        UserError: the model has no such layer.
+        UserError: the model has no BatchNorm, or is a single BatchNorm.
     """
-    replaced = False
+    is_replaced = False
     for name, module in list(model.named_modules()):
-        own_norm: Callable[[str], nn.Module] | None = getattr(module, "per_sample_norm", None)
-        if own_norm is not None:
-            new = own_norm(how)
+        make_norm: Callable[[str], nn.Module] | None = getattr(module, "per_sample_norm", None)
+        if make_norm is not None:
+            norm = make_norm(how)
         elif isinstance(module, _BatchNorm):
-            new = _per_sample_norm(module, how)
+            norm = _per_sample_norm(module, how)
         else:
             continue
-        new.train(module.training)
-        new.in_place_of = type(module).__name__  # type: ignore[assignment]  # for `surgery`
+        norm.train(module.training)
+        norm.in_place_of = type(module).__name__  # type: ignore[assignment]  # for `surgery`
         if not name:
             raise UserError("model.replace_batchnorm: the model is a single BatchNorm.")
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, new)
-        replaced = True
-    if not replaced:
+        parent_name, _, child_name = name.rpartition(".")
+        setattr(model.get_submodule(parent_name), child_name, norm)
+        is_replaced = True
+    if not is_replaced:
         raise UserError(
             f"model.replace_batchnorm={how}: the model has no BatchNorm. Remove the key."
         )
     return model
 
 
-def _per_sample_norm(norm: _BatchNorm, how: Replacement) -> nn.Module:
+def _per_sample_norm(batch_norm: _BatchNorm, how: Replacement) -> nn.Module:
+    """Return the replacement of a BatchNorm, with its weight and bias."""
     if how == "frozen":
-        return FrozenBatchNorm(norm)
-    channels, affine = norm.num_features, norm.affine
-    options = _like(norm) | {"eps": norm.eps, "affine": affine}
-    new: nn.Module
-    if how == "instance" and isinstance(norm, nn.BatchNorm1d):
-        new = nn.InstanceNorm1d(channels, **options)
-    elif how == "instance" and isinstance(norm, nn.BatchNorm2d):
-        new = nn.InstanceNorm2d(channels, **options)
-    elif how == "instance" and isinstance(norm, nn.BatchNorm3d):
-        new = nn.InstanceNorm3d(channels, **options)
+        return FrozenBatchNorm(batch_norm)
+    channels, affine = batch_norm.num_features, batch_norm.affine
+    options = _device_and_dtype(batch_norm) | {"eps": batch_norm.eps, "affine": affine}
+    norm: nn.Module
+    if how == "instance" and isinstance(batch_norm, nn.BatchNorm1d):
+        norm = nn.InstanceNorm1d(channels, **options)
+    elif how == "instance" and isinstance(batch_norm, nn.BatchNorm2d):
+        norm = nn.InstanceNorm2d(channels, **options)
+    elif how == "instance" and isinstance(batch_norm, nn.BatchNorm3d):
+        norm = nn.InstanceNorm3d(channels, **options)
     else:
-        groups = channels
+        groups = channels  # the same as InstanceNorm, for any number of dimensions
         if how == "group":
-            most = min(32, max(1, channels // 4))
-            groups = largest_divisor(channels, most)
-        new = nn.GroupNorm(groups, channels, **options)
+            max_groups = min(32, max(1, channels // 4))
+            groups = largest_divisor(channels, max_groups)
+        norm = nn.GroupNorm(groups, channels, **options)
     if affine:
-        new.weight, new.bias = norm.weight, norm.bias
-    return new
+        norm.weight, norm.bias = batch_norm.weight, batch_norm.bias
+    return norm
 
 
 class FrozenBatchNorm(nn.Module):
-    """(x − mean)/√(variance + eps)·weight + bias, of which only weight and bias are trained."""
+    """A BatchNorm with fixed statistics: (x − mean)/√(variance + eps)·weight + bias.
+
+    Only weight and bias are trained.
+
+    Args:
+        norm: the BatchNorm whose running statistics, weight and bias are used. If it has no running
+            statistics, the mean is 0 and the variance 1.
+    """
 
     mean: Tensor
     variance: Tensor
@@ -108,8 +121,8 @@ class FrozenBatchNorm(nn.Module):
         self.eps = norm.eps
         mean, variance = norm.running_mean, norm.running_var
         if mean is None or variance is None:
-            mean = torch.zeros(norm.num_features, **_like(norm))
-            variance = torch.ones(norm.num_features, **_like(norm))
+            mean = torch.zeros(norm.num_features, **_device_and_dtype(norm))
+            variance = torch.ones(norm.num_features, **_device_and_dtype(norm))
         self.register_buffer("mean", mean.clone())
         self.register_buffer("variance", variance.clone())
         self.weight, self.bias = norm.weight, norm.bias
@@ -126,15 +139,15 @@ class FrozenBatchNorm(nn.Module):
         )
 
 
-def _like(norm: _BatchNorm) -> dict[str, Any]:
-    """Device and dtype of a norm's parameters, if it has any."""
+def _device_and_dtype(norm: _BatchNorm) -> dict[str, Any]:
+    """Return the device and dtype of a norm's parameters; empty if it has none."""
     if not norm.affine:
         return {}
     return {"device": norm.weight.device, "dtype": norm.weight.dtype}
 
 
 def surgery(model: nn.Module) -> list[dict[str, str]]:
-    """List what `replace_batchnorm` did to a model, for the record."""
+    """Return the layers that `replace_batchnorm` replaced, for the record."""
     return [
         {
             "layer": name,
@@ -148,30 +161,38 @@ def surgery(model: nn.Module) -> list[dict[str, str]]:
 
 
 def standardise(weight: Tensor) -> Tensor:
-    """Return the weight [O, C, *k] with filters of mean 0 and norm 1."""
+    """Return a weight [O, C, *k] whose filters are standardised to mean 0 and norm 1."""
     centred, norms = _centred(weight)
     return centred / norms
 
 
 def pull_back(weight: Tensor) -> tuple[Callable[[Tensor], Tensor], float]:
-    """Return what turns the standardised weight's gradients [*, O, C, *k] into those of `weight`.
+    """Return the function that pulls gradients back from the standardised weight to the weight.
 
-    It is linear, and the same for every example: P(G/s − c·Re⟨c, G⟩/s³) for the centred filter c of
-    norm s, where P takes the mean off. Also returns by how much it lengthens a gradient at most.
+    The function is linear and the same for all examples: P(G/s − c·Re⟨c, G⟩/s³) for a gradient G
+    and a centred filter c of norm s, where P subtracts the mean.
+
+    Args:
+        weight: the weight, [O, C, *k].
+
+    Returns:
+        The function, for gradients [*, O, C, *k], and the largest factor by which it can lengthen a
+        gradient.
     """
     centred, norms = _centred(weight)
     dims = tuple(range(1 - weight.dim(), 0))
     unit = centred / norms
 
-    def back(gradients: Tensor) -> Tensor:
-        along = (unit.conj() * gradients).real.sum(dims, keepdim=True)
-        moved = (gradients - unit * along) / norms
-        return moved - moved.mean(dims, keepdim=True)
+    def pull_gradients_back(gradients: Tensor) -> Tensor:
+        along_filter = (unit.conj() * gradients).real.sum(dims, keepdim=True)
+        across_filter = (gradients - unit * along_filter) / norms
+        return across_filter - across_filter.mean(dims, keepdim=True)
 
-    return back, 1 / float(norms.min())
+    return pull_gradients_back, 1 / float(norms.min())
 
 
 def _centred(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the filters with mean 0, [O, C, *k], and √(‖filter‖² + ε) of each, [O, 1, …]."""
     dims = tuple(range(1 - weight.dim(), 0))
     centred = weight - weight.mean(dims, keepdim=True)
     if centred.is_complex():
@@ -182,7 +203,7 @@ def _centred(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Standardised(nn.Module):
-    """Mixed into a convolution, in front of its own type."""
+    """A mixin that precedes the class of a convolution among the bases of a class."""
 
     _conv_forward: Any
     weight: Tensor
@@ -200,12 +221,16 @@ STANDARDISED = {base: _make_standardised(base) for base in _BASES}
 
 
 def standardise_weights(model: nn.Module) -> nn.Module:
-    """Standardise the weights of every convolution, in place; parameters keep names and values.
+    """Make each convolution of a model compute with standardised weights, in place.
 
-    Transposed convolutions and filters of a single number stay as they are.
+    Parameters keep their names and values. Transposed convolutions, and filters of a single number,
+    do not change.
+
+    Returns:
+        The model.
 
     Raises:
-        UserError: the model has no such convolution.
+        UserError: the model has no convolution to standardise.
     """
     convolutions = []
     for module in model.modules():
@@ -224,9 +249,12 @@ def standardise_weights(model: nn.Module) -> nn.Module:
 
 
 class RealInput(nn.Module):
-    """Turns complex inputs into |z|, or into real and imaginary parts as channels.
+    """Converts complex inputs to |z|, or to real and imaginary parts as channels.
 
-    Shapes: [B, ...] -> [B, ...], or as `real_shape` says.
+    Shapes: complex [B, ...] -> real [B, ...]; see `real_shape`.
+
+    Args:
+        complex_as: "magnitude" or "channels".
     """
 
     def __init__(self, complex_as: ComplexAs) -> None:
@@ -235,7 +263,7 @@ class RealInput(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         if not z.is_complex():
-            raise TypeError(f"model.complex_as={self.complex_as}: they are real already")
+            raise TypeError(f"model.complex_as={self.complex_as}: the inputs are real already")
         if self.complex_as == "magnitude":
             return z.abs()
         parts = torch.stack([z.real, z.imag], dim=1)  # [B, 2, ...]
@@ -246,7 +274,10 @@ def real_shape(
     shape: tuple[int, ...],
     complex_as: ComplexAs,
 ) -> tuple[int, ...]:
-    """Return what the shape of an example becomes: [C, H, W] -> [2C, H, W], [H, W] -> [2, H, W]."""
+    """Return the shape of an example after `RealInput`.
+
+    With "channels", [C, H, W] becomes [2C, H, W], and [H, W] becomes [2, H, W].
+    """
     if complex_as == "magnitude":
         return shape
     if len(shape) <= 2:
