@@ -177,7 +177,7 @@ CARDIOID = {"hidden": [8], "activation": "cardioid"}
 CHANNELS = {f"{kind}_cnn": {"channels": [4]} for kind in ("complex", "real")}
 NO_CHANNEL = r"needs examples of shape \[channels, height, width\], but these are \[28, 28\]"
 REFUSED = [
-    ("vgg11_unet", (1, 48, 64), {}, "must divide by 32"),
+    ("vgg11_unet", (1, 48, 64), {}, "must be divisible by 32"),
     ("vgg11", (1, 28, 28), {}, "at least 32²"),
     ("vgg11", (1, 32, 32), {"norm": "group", "groups": 3}, r"model\.groups=3"),
     ("complex_unet", (1, 12, 100), {}, r"model\.depth=4"),

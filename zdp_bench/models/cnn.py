@@ -36,16 +36,16 @@ class CNN(nn.Module):
     ) -> None:
         super().__init__()
         kind = "complex" if dtype.is_complex else "real"
-        images, height, width = image_shape(f"{kind}_cnn", input_shape)
+        image_channels, height, width = image_shape(f"{kind}_cnn", input_shape)
         fits = min(height, width) >= 2 ** len(widths)
         require(fits, "model.channels", widths, f"{height}×{width} is too small for that depth")
         conv = ComplexConv2d if dtype.is_complex else nn.Conv2d
         pool = ComplexAvgPool2d if dtype.is_complex else nn.AvgPool2d
         stages: list[nn.Module] = []
-        for wide, narrow in pairwise([images, *widths]):
+        for in_channels, out_channels in pairwise([image_channels, *widths]):
             stages += [
-                conv(wide, narrow, 3, padding=1, dtype=dtype),
-                make_activation(activation, narrow, dtype),
+                conv(in_channels, out_channels, 3, padding=1, dtype=dtype),
+                make_activation(activation, out_channels, dtype),
                 pool(2),
             ]
         self.stages = nn.Sequential(*stages)
@@ -98,9 +98,9 @@ class ConvLinear(nn.Module):
     ) -> None:
         super().__init__()
         kind = "complex" if dtype.is_complex else "real"
-        images, height, width = image_shape(f"{kind}_conv_linear", input_shape)
+        image_channels, height, width = image_shape(f"{kind}_conv_linear", input_shape)
         conv = ComplexConv2d if dtype.is_complex else nn.Conv2d
-        self.conv = conv(images, channels, 3, dtype=dtype)
+        self.conv = conv(image_channels, channels, 3, dtype=dtype)
         linear = MapLinear if dtype.is_complex else nn.Linear  # Opacus supports the real one
         self.linear = linear(channels * (height - 2) * (width - 2), outputs, dtype=dtype)
         self.dtype = dtype

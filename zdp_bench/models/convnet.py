@@ -61,10 +61,10 @@ class ConvNet(nn.Module):
         size = _size(input_shape, stages, kernel, padding)
         widths = [channels * size[0] * size[1], *hidden, outputs]
         head: list[nn.Module] = []
-        for wide, narrow in pairwise(widths[:-1]):
+        for in_features, out_features in pairwise(widths[:-1]):
             head += [
-                _linear(linear, wide, narrow, BLOCK),
-                make_activation(activation, narrow, torch.float32),
+                _linear(linear, in_features, out_features, BLOCK),
+                make_activation(activation, out_features, torch.float32),
             ]
         self.classifier = nn.Sequential(*head, _linear(linear, widths[-2], outputs, outputs))
 
@@ -83,25 +83,27 @@ def _size(
     rule = "this network needs images, [channels, height, width]"
     require(len(input_shape) in (2, 3), "model", str(input_shape), rule)
     height, width = input_shape[-2:]
-    given = f"{height}×{width}"
+    image_size = f"{height}×{width}"
     for stage in stages:
         shrink = len(stage) * (kernel - 1 - 2 * padding)
         height, width = (height - shrink) // 2, (width - shrink) // 2
     if min(height, width) < 1:
         raise UserError(
-            f"images of {given} are too small for the network, which halves them {len(stages)} "
-            "times: use larger ones (dataset.size), or a network with fewer stages."
+            f"images of {image_size} are too small for the network, which halves them "
+            f"{len(stages)} times: use larger ones (dataset.size), or a network with fewer stages."
         )
     return height, width
 
 
 def _linear(
     kind: Linear,
-    wide: int,
-    narrow: int,
+    in_features: int,
+    out_features: int,
     block: int,
 ) -> nn.Module:
-    return CirculantLinear(wide, narrow, block) if kind == "circulant" else nn.Linear(wide, narrow)
+    if kind == "circulant":
+        return CirculantLinear(in_features, out_features, block)
+    return nn.Linear(in_features, out_features)
 
 
 @register("model", "lenet5")

@@ -29,6 +29,13 @@ class DFACNN(nn.Module):
     """The network of Lee & Kifer.
 
     Shapes: [B, C, H, W] or [B, H, W] -> [B, outputs]; complex weights return |z|.
+
+    Args:
+        channels: widths of the convolutions.
+        hidden: widths of the fully connected layers, except the last.
+        activations: registered names of the activations after convolutions, and between fully
+            connected layers.
+        dtype: data type of the weights, complex64 or float32.
     """
 
     def __init__(
@@ -41,22 +48,25 @@ class DFACNN(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        images, height, width = (1, *input_shape)[-3:]
+        image_channels, height, width = (1, *input_shape)[-3:]
         stages: list[nn.Module] = []
-        for wide, narrow in pairwise([images, *channels]):
+        for in_channels, out_channels in pairwise([image_channels, *channels]):
             height, width = (height - KERNEL + 1) // 2, (width - KERNEL + 1) // 2
-            active = activation(activations[0], narrow, dtype)
+            active = activation(activations[0], out_channels, dtype)
             if dtype.is_complex:  # complex numbers have no maximum, so the average is used
-                stages += [ComplexConv2d(wide, narrow, KERNEL), active, ComplexAvgPool2d(2)]
+                conv = ComplexConv2d(in_channels, out_channels, KERNEL)
+                stages += [conv, active, ComplexAvgPool2d(2)]
             else:
-                stages += [nn.Conv2d(wide, narrow, KERNEL), nn.MaxPool2d(2), active]
+                real_conv = nn.Conv2d(in_channels, out_channels, KERNEL)
+                stages += [real_conv, nn.MaxPool2d(2), active]
         rule = f"images of {input_shape} are too small for that depth"
         require(min(height, width) > 0, "model.channels", channels, rule)
         self.convolutions = nn.Sequential(*stages)
         layers: list[nn.Module] = []
-        for wide, narrow in pairwise([[images, *channels][-1] * height * width, *hidden, outputs]):
-            layers.append(nn.Linear(wide, narrow, dtype=dtype))
-            layers.append(activation(activations[1], narrow, dtype))
+        features = [image_channels, *channels][-1] * height * width
+        for in_features, out_features in pairwise([features, *hidden, outputs]):
+            layers.append(nn.Linear(in_features, out_features, dtype=dtype))
+            layers.append(activation(activations[1], out_features, dtype))
         self.connected = nn.Sequential(*layers[:-1])  # no activation after the last layer
         self.dtype = dtype
 

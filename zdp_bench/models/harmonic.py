@@ -50,14 +50,14 @@ class HarmonicFilter(nn.Module):
         size: int = 9,
     ) -> None:
         super().__init__()
-        images, height, wide = image_shape("complex_harmonic", input_shape[-3:])
+        channels, height, width = image_shape("complex_harmonic", input_shape[-3:])
         require(size >= 3 and size % 2 == 1, "model.size", size, "must be an odd number from 3")
-        rule = f"reaches beyond the mirrored edge of {height}×{wide}"
-        require(min(height, wide) > size // 2, "model.size", size, rule)
-        rule = f"{images} channels in, {outputs} out: both must be equal"
-        require(images == outputs, "model", "complex_harmonic", rule)
+        rule = f"reaches beyond the mirrored edge of {height}×{width}"
+        require(min(height, width) > size // 2, "model.size", size, rule)
+        rule = f"{channels} channels in, {outputs} out: both must be equal"
+        require(channels == outputs, "model", "complex_harmonic", rule)
         self.register_buffer("cosines", cosines(size), persistent=False)
-        self.mix = ComplexConv2d(images * (size**2 - 1), outputs, 1, bias=False)
+        self.mix = ComplexConv2d(channels * (size**2 - 1), outputs, 1, bias=False)
         nn.init.zeros_(self.mix.weight)
         self.dtype = torch.complex64
 

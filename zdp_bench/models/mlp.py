@@ -29,9 +29,9 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for wide, narrow in pairwise(widths):
-            layers.append(initialise(nn.Linear(wide, narrow, dtype=dtype), init))
-            layers.append(make_activation(activation, narrow, dtype))
+        for in_features, out_features in pairwise(widths):
+            layers.append(initialise(nn.Linear(in_features, out_features, dtype=dtype), init))
+            layers.append(make_activation(activation, out_features, dtype))
         self.net = nn.Sequential(*layers[:-1])  # no activation after the last layer
         self.dtype = dtype
 

@@ -39,18 +39,18 @@ class ResidualBlock(nn.Module):
 
     def __init__(
         self,
-        wide: int,
-        narrow: int,
+        in_channels: int,
+        out_channels: int,
         stride: int,
         groups: int,
     ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(wide, narrow, 3, stride, padding=1, bias=False)
-        self.norm1 = nn.GroupNorm(groups, narrow)
-        self.conv2 = nn.Conv2d(narrow, narrow, 3, padding=1, bias=False)
-        self.norm2 = nn.GroupNorm(groups, narrow)
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.GroupNorm(groups, out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(groups, out_channels)
         self.stride = stride
-        self.new_channels = narrow - wide
+        self.new_channels = out_channels - in_channels
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
@@ -87,12 +87,11 @@ class ResNet20(nn.Module):
             nn.ReLU(),
         )
         widths = [width for width in WIDTHS for _ in range(BLOCKS)]
-        self.blocks = nn.Sequential(
-            *(
-                ResidualBlock(wide, narrow, 1 if wide == narrow else 2, groups)
-                for wide, narrow in pairwise([WIDTHS[0], *widths])
-            )
-        )
+        blocks = []
+        for in_channels, out_channels in pairwise([WIDTHS[0], *widths]):
+            stride = 1 if in_channels == out_channels else 2
+            blocks.append(ResidualBlock(in_channels, out_channels, stride, groups))
+        self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(WIDTHS[-1], outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -150,7 +149,7 @@ class Transfer(nn.Module):
 
 
 def missing_weights(source: str) -> str:
-    """Return a phrase that names the weights to be downloaded first; '' if none are missing."""
+    """Return a phrase that names the weights that are missing; empty if none are."""
     from torchvision.models import ResNet18_Weights
 
     if source == UNTRAINED:

@@ -27,6 +27,12 @@ class SequenceCNN(nn.Module):
 
     Shapes: [B, C, H, W] with H and W at least 8 -> [B, outputs]. Complex weights return |z|. The
     real network takes the real and the imaginary part of its input as channels.
+
+    Args:
+        groups: number of groups of each GroupNorm; must divide 32.
+        activation: registered name of the activation.
+        convolutions: number of convolutions per block.
+        dtype: data type of the weights, complex64 or float32.
     """
 
     def __init__(
@@ -40,23 +46,23 @@ class SequenceCNN(nn.Module):
     ) -> None:
         super().__init__()
         kind = "complex" if dtype.is_complex else "real"
-        images, height, width = image_shape(f"{kind}_sequence_cnn", input_shape)
-        small, rule = min(height, width), f"{height}×{width} cannot be halved three times"
-        require(small >= 2 ** len(WIDTHS), "the input's size for model", "sequence_cnn", rule)
+        image_channels, height, width = image_shape(f"{kind}_sequence_cnn", input_shape)
+        is_large = min(height, width) >= 2 ** len(WIDTHS)
+        rule = f"{height}×{width} cannot be halved three times"
+        require(is_large, "the input's size for model", "sequence_cnn", rule)
         divides = not any(width % groups for width in WIDTHS)
         require(divides, "model.groups", groups, "must divide the 32, 64 and 128 channels")
-        conv, norm, pool = (
-            (ComplexConv2d, ComplexGroupNorm, ComplexAvgPool2d)
-            if dtype.is_complex
-            else (nn.Conv2d, nn.GroupNorm, nn.AvgPool2d)
-        )
+        conv = ComplexConv2d if dtype.is_complex else nn.Conv2d
+        norm = ComplexGroupNorm if dtype.is_complex else nn.GroupNorm
+        pool = ComplexAvgPool2d if dtype.is_complex else nn.AvgPool2d
+        first_channels = image_channels if dtype.is_complex else 2 * image_channels
         layers: list[nn.Module] = []
-        for wide, narrow in pairwise([images if dtype.is_complex else 2 * images, *WIDTHS]):
-            for inside in (wide, *[narrow] * (convolutions - 1)):
+        for in_channels, out_channels in pairwise([first_channels, *WIDTHS]):
+            for channels in (in_channels, *[out_channels] * (convolutions - 1)):
                 layers += [
-                    conv(inside, narrow, 3, padding=1, dtype=dtype),
-                    norm(groups, narrow, dtype=dtype),
-                    make_activation(activation, narrow, dtype),
+                    conv(channels, out_channels, 3, padding=1, dtype=dtype),
+                    norm(groups, out_channels, dtype=dtype),
+                    make_activation(activation, out_channels, dtype),
                 ]
             layers.append(pool(2))
         self.blocks = nn.Sequential(*layers)

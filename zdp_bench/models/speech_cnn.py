@@ -53,14 +53,15 @@ class SpeechCNN(nn.Module):
         gain: float = 1.0,
     ) -> None:
         super().__init__()
-        images, frames, bins = image_shape("speech_cnn", input_shape)
+        image_channels, frames, bins = image_shape("speech_cnn", input_shape)
         smallest = 2 * (pooled + 4) + 4  # two convolutions take 4, pooling halves, two more take 4
         rule = f"speech_cnn needs at least {smallest}×{smallest}"
         require(min(frames, bins) >= smallest, "dataset", f"{frames}×{bins}", rule)
         layers: list[nn.Module] = []
-        for depth, (wide, narrow) in enumerate(pairwise((images, *WIDTHS)), start=1):
-            layers.append(ComplexConv2d(wide, narrow, 3))
-            layers.append(make_activation(activation, narrow, torch.complex64))
+        channels = pairwise((image_channels, *WIDTHS))
+        for depth, (in_channels, out_channels) in enumerate(channels, start=1):
+            layers.append(ComplexConv2d(in_channels, out_channels, 3))
+            layers.append(make_activation(activation, out_channels, torch.complex64))
             if depth == 2:
                 layers.append(MagnitudeMaxPool2d(2))
         self.features = nn.Sequential(*layers, AdaptiveMagnitudeMaxPool2d(pooled))

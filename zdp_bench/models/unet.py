@@ -58,30 +58,33 @@ class UNet(nn.Module):
     ) -> None:
         super().__init__()
         kind = "complex" if dtype.is_complex else "real"
-        images, height, wide = image_shape(f"{kind}_unet", input_shape[-3:])
-        rule = f"{height}×{wide} cannot be halved that often"
-        require(min(height, wide) >= 2**depth, "model.depth", depth, rule)
-        rule = f"{images} channels in, {outputs} out"
-        require(not residual or images == outputs, "model.residual", residual, rule)
+        channels, height, image_width = image_shape(f"{kind}_unet", input_shape[-3:])
+        rule = f"{height}×{image_width} cannot be halved {depth} times"
+        require(min(height, image_width) >= 2**depth, "model.depth", depth, rule)
+        rule = f"{channels} channels in, {outputs} out"
+        require(not residual or channels == outputs, "model.residual", residual, rule)
         if re_im:
-            images, outputs = 2 * images, 2 * outputs
+            channels, outputs = 2 * channels, 2 * outputs
         conv = ComplexConv2d if dtype.is_complex else nn.Conv2d
         transposed = ComplexConvTranspose2d if dtype.is_complex else nn.ConvTranspose2d
 
-        def block(inside: int, out: int) -> nn.Sequential:
+        def block(in_channels: int, out_channels: int) -> nn.Sequential:
             layers: list[nn.Module] = []
-            for channels in (inside, out):
-                layers.append(conv(channels, out, 3, padding=1, dtype=dtype))
-                layers += per_sample_norm(normalisation, out, dtype)
-                layers.append(make_activation(activation, out, dtype))
+            for conv_channels in (in_channels, out_channels):
+                layers.append(conv(conv_channels, out_channels, 3, padding=1, dtype=dtype))
+                layers += per_sample_norm(normalisation, out_channels, dtype)
+                layers.append(make_activation(activation, out_channels, dtype))
             return nn.Sequential(*layers)
 
         widths = [width * 2**level for level in range(depth + 1)]
-        self.down = nn.ModuleList(block(*pair) for pair in pairwise([images, *widths]))
+        self.down = nn.ModuleList(block(*pair) for pair in pairwise([channels, *widths]))
         self.pool = ComplexAvgPool2d(2) if dtype.is_complex else pool(2)
-        upwards = widths[-2::-1]
-        self.up = nn.ModuleList(transposed(2 * wide, wide, 2, 2, dtype=dtype) for wide in upwards)
-        self.join = nn.ModuleList(block(2 * wide, wide) for wide in upwards)
+        self.up = nn.ModuleList()
+        for level_width in widths[-2::-1]:
+            self.up.append(transposed(2 * level_width, level_width, 2, 2, dtype=dtype))
+        self.join = nn.ModuleList()
+        for level_width in widths[-2::-1]:
+            self.join.append(block(2 * level_width, level_width))
         self.last = conv(width, outputs, 1, dtype=dtype)
         self.dtype, self.residual, self.re_im = dtype, residual, re_im
         if residual:
@@ -101,7 +104,7 @@ class UNet(nn.Module):
         skipped.pop()
         for up, join in zip(self.up, self.join, strict=True):
             skip = skipped.pop()
-            larger = padded_to(up(y), skip)
+            larger = pad_to(up(y), skip)
             y = join(torch.cat([larger, skip], dim=1))
         y = self.last(y)
         if self.residual:
@@ -111,8 +114,8 @@ class UNet(nn.Module):
         return y.abs() if y.is_complex() else y
 
 
-def padded_to(x: Tensor, like: Tensor) -> Tensor:
-    """Pad x [B, C, H, W] by reflection where `like` has one row or column more."""
+def pad_to(x: Tensor, like: Tensor) -> Tensor:
+    """Pad x [B, C, H, W] by reflection to the height and width of `like`, at most one larger."""
     below = like.shape[-2] - x.shape[-2]
     right = like.shape[-1] - x.shape[-1]
     if not below and not right:

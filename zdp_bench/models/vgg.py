@@ -54,23 +54,31 @@ def norm_layers(
 
 
 def convolution(
-    inside: int,
-    out: int,
+    in_channels: int,
+    out_channels: int,
     norm: Norm,
     groups: int,
 ) -> list[nn.Module]:
-    """Return a 3×3 convolution, normalisation and ReLU: [B, inside, H, W] -> [B, out, H, W]."""
-    return [nn.Conv2d(inside, out, 3, padding=1), *norm_layers(norm, groups, out), nn.ReLU()]
+    """Return the layers of a 3×3 convolution, its normalisation and a ReLU.
+
+    Shapes: [B, in_channels, H, W] -> [B, out_channels, H, W].
+    """
+    return [
+        nn.Conv2d(in_channels, out_channels, 3, padding=1),
+        *norm_layers(norm, groups, out_channels),
+        nn.ReLU(),
+    ]
 
 
 def encoder_stages(
-    images: int,
+    image_channels: int,
     width: int,
     norm: Norm,
     groups: int,
 ) -> list[list[nn.Module]]:
     """Return the layers of each stage, without the pooling that follows."""
-    stages, channels = [], images
+    stages = []
+    channels = image_channels
     for widths in STAGES:
         layers: list[nn.Module] = []
         for multiple in widths:
@@ -105,10 +113,11 @@ class VGG(nn.Module):
         hidden: Width = 4096,
     ) -> None:
         super().__init__()
-        images, height, wide = image_shape("vgg11", input_shape)
+        image_channels, height, image_width = image_shape("vgg11", input_shape)
+        is_large = min(height, image_width) >= SMALLEST
         rule = f"images of at least {SMALLEST}² are needed"
-        require(min(height, wide) >= SMALLEST, "model=vgg11", f"{height}×{wide}", rule)
-        stages = encoder_stages(images, width, norm, groups)
+        require(is_large, "model=vgg11", f"{height}×{image_width}", rule)
+        stages = encoder_stages(image_channels, width, norm, groups)
         layers: list[nn.Module] = []
         for stage in stages:
             layers += [*stage, nn.MaxPool2d(2)]
@@ -146,30 +155,32 @@ class VGGUNet(nn.Module):
         width: Width = 64,
     ) -> None:
         super().__init__()
-        images, height, wide = image_shape("vgg11_unet", input_shape)
-        divides = height % SMALLEST == 0 == wide % SMALLEST
-        rule = f"images must divide by {SMALLEST}"
-        require(divides, "model=vgg11_unet", f"{height}×{wide}", rule)
+        image_channels, height, image_width = image_shape("vgg11_unet", input_shape)
+        divides = height % SMALLEST == 0 and image_width % SMALLEST == 0
+        rule = f"height and width must be divisible by {SMALLEST}"
+        require(divides, "model=vgg11_unet", f"{height}×{image_width}", rule)
         rule = "must be a multiple of 4, because the last layers have a quarter of it"
         require(width % 4 == 0, "model.width", width, rule)
         self.down = nn.ModuleList(
-            nn.Sequential(*stage) for stage in encoder_stages(images, width, norm, groups)
+            nn.Sequential(*stage) for stage in encoder_stages(image_channels, width, norm, groups)
         )
         self.pool = nn.MaxPool2d(2)
-        skipped = [stage[-1] * width for stage in STAGES]
-        deepest = skipped[-1]
-        same = deepest, deepest, norm, groups
-        self.centre = nn.Sequential(*convolution(*same), *convolution(*same))
+        encoder_widths = [stage[-1] * width for stage in STAGES]
+        deepest = encoder_widths[-1]
+        self.centre = nn.Sequential(
+            *convolution(deepest, deepest, norm, groups),
+            *convolution(deepest, deepest, norm, groups),
+        )
         self.up = nn.Upsample(scale_factor=2, mode="nearest")
-        narrow = [4 * width, 2 * width, width, width // 2, width // 4]
-        below = [deepest, *narrow[:-1]]
-        joined = [sum(both) for both in zip(below, reversed(skipped), strict=True)]
+        decoder_widths = [4 * width, 2 * width, width, width // 2, width // 4]
         self.join = nn.ModuleList()
-        for inside, out in zip(joined, narrow, strict=True):
-            first = convolution(inside, out, norm, groups)
-            second = convolution(out, out, norm, groups)
+        channels_below = deepest
+        for skipped, out_channels in zip(reversed(encoder_widths), decoder_widths, strict=True):
+            first = convolution(channels_below + skipped, out_channels, norm, groups)
+            second = convolution(out_channels, out_channels, norm, groups)
             self.join.append(nn.Sequential(*first, *second))
-        self.last = nn.Conv2d(narrow[-1], outputs, 3, padding=1)
+            channels_below = out_channels
+        self.last = nn.Conv2d(decoder_widths[-1], outputs, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         skipped: list[Tensor] = []
