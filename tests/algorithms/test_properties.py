@@ -170,6 +170,39 @@ def test_every_algorithm_with_noise_and_no_other_is_private_on_some_network() ->
     assert {name for name, *_ in CASES} == set(PRIVATE)
 
 
+def test_a_new_algorithm_claims_nothing_that_it_does_not_state() -> None:
+    claims = ("takes_shares", "sums_gradients", "sums_in_float32", "releases_once")
+    assert not any(getattr(Algorithm, claim) for claim in claims)
+
+
+def sums_whole_gradients(case: Case) -> bool:
+    """Whether every block that an example adds is its gradient, up to a positive factor."""
+    algorithm, model, kind = make(case)
+    inputs, targets = examples(3, kind)
+    contributions = algorithm.contributions((inputs, targets))
+    parameters = dict(model.named_parameters())
+    if contributions.keys() != parameters.keys():
+        return False
+    for i in range(len(inputs)):
+        loss = algorithm.problem.loss(model(inputs[i : i + 1]), targets[i : i + 1]).sum()
+        gradients = torch.autograd.grad(loss, [*parameters.values()])
+        for name, gradient in zip(parameters, gradients, strict=True):
+            added = contributions[name][i]
+            if added.shape != gradient.shape:
+                return False
+            product = float((added * gradient.conj()).real.sum())
+            if product < (1 - 1e-9) * float(added.norm() * gradient.norm()):
+                return False
+    return True
+
+
+@pytest.mark.parametrize("name", names("algorithm"))
+def test_an_algorithm_says_whether_it_sums_whole_gradients(name: str) -> None:
+    cases = [case for case in CASES if case[:2] == (name, {})] or [(name, {}, "real")]
+    is_whole = [sums_whole_gradients(case) for case in cases]
+    assert all(is_whole) == algorithm_type(name).sums_gradients
+
+
 def summed(algorithm: Algorithm, *batches: Batch, **shares: Shares) -> dict[str, Tensor]:
     total = Total(algorithm.mechanism(), torch.device("cpu"))
     for batch in batches:

@@ -133,6 +133,17 @@ def _forward_of(
     return Running(model, state.program) if state.program is not None else model
 
 
+def _outputs_of(
+    model: nn.Module,
+    inputs: Tensor,
+    seed: int,
+) -> Tensor:
+    """Return the outputs for these inputs, with the random numbers of a seed."""
+    forward = _forward_of(model, inputs)
+    set_seed(seed)
+    return forward(inputs.clone())  # not a view, through which the batch can be reached
+
+
 def _differentiate_by_vmap(
     model: nn.Module,
     loss: PerExample,
@@ -198,10 +209,8 @@ def differentiate_in_loop(
     ):
         for (x, target), seed in zip(split_batch(batch), seeds, strict=True):
             restore()
-            forward = _forward_of(model, x)
-            set_seed(seed)
             with torch.enable_grad():
-                outputs = forward(x.clone())  # not a view, through which the batch can be reached
+                outputs = _outputs_of(model, x, seed)
                 if first is None:
                     first = outputs.detach().clone(), target, seed + 1
                 loss_value = example_loss.compute_seeded(outputs, target, seed + 1).sum()
@@ -211,9 +220,8 @@ def differentiate_in_loop(
         # Not restored before: if what the last example has left affects another example, model or
         # loss would not train as intended, so they are rejected.
         if first is not None and len(inputs) > 1:
-            set_seed(seeds[0])
             with torch.enable_grad():
-                output_again = _forward_of(model, inputs[:1])(inputs[:1].clone())
+                output_again = _outputs_of(model, inputs[:1], seeds[0])
                 loss_again = example_loss.compute_seeded(output_again, *first[1:]).sum()
             require_same_output(first[0], output_again)
             example_loss.require_stateless(first, torch.stack(losses))
