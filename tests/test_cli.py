@@ -79,11 +79,32 @@ assert not {"torch", "sklearn", "skimage"} & set(sys.modules)
 command("validate", "recipe=quickstart")
 assert not {"torch._dynamo", "sklearn"} & set(sys.modules)
 """
+OF_A_MODEL = """
+import sys
+import numpy as np
+import zdp_bench.cli
+
+np.save("inputs.npy", np.ones((1, 8, 8), dtype=np.complex64))
+for words in sys.argv[1:]:
+    try:
+        zdp_bench.cli.main(words.split())
+    except SystemExit as left:
+        assert not left.code, words
+assert "torch" in sys.modules
+assert "torch._dynamo" not in sys.modules
+"""
 
 
 def test_help_imports_nothing_heavy_and_what_trains_nothing_no_torch(tmp_path: Path) -> None:
     """Importing torch takes longer than all else of a command, its compiler as long again."""
     assert "reproduce" in python("-c", LIGHT, at=tmp_path).stdout
+
+
+def test_commands_of_an_exported_model_do_not_import_torchs_compiler(tmp_path: Path) -> None:
+    python("-m", "zdp_bench", "run", "recipe=quickstart", "trainer.epochs=1", at=tmp_path)
+    predict = "predict model inputs.npy --out outputs.npy"
+    commands = ["export quickstart --to model", "verify model", predict]
+    python("-c", OF_A_MODEL, *commands, at=tmp_path)
 
 
 @pytest.mark.parametrize(("verb", "collects"), [("list", False), ("data", True)])

@@ -277,7 +277,7 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
     if config.optimizer.name in ("adam", "adamw") and suits_fused and not (is_complex or chosen):
         options["fused"] = True  # on a CPU, four times as fast as torch's default
     make = find_builder("optimizer", config.optimizer.name)
-    _leave_compiler()
+    leave_compiler()
     try:
         optimizer = make(parameters, **options)
         require_step(optimizer)
@@ -286,7 +286,7 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
         raise UserError(f"optimizer={config.optimizer.name}: {first_line(error)}") from None
 
 
-def _leave_compiler() -> None:
+def leave_compiler() -> None:
     """Let torch build optimizers without importing its compiler, which takes two seconds.
 
     `add_param_group` imports it at its first call, to be left out when a program that builds an

@@ -29,7 +29,7 @@ from zdp_bench.records import Document
 from zdp_bench.registry import lookup
 from zdp_bench.representations import NO_FILE, Representation, Represented
 from zdp_bench.tasks import Task
-from zdp_bench.training.build import build_model
+from zdp_bench.training.build import build_model, leave_compiler
 from zdp_bench.training.evaluation import forward
 from zdp_bench.training.representation import build_representation
 from zdp_bench.training.setup import ModelSetup, build_dataset
@@ -143,6 +143,7 @@ def sketch_of(folder: Path, record: Document) -> ModelSetup:
         config = replace(config, model=Plugin(config.model.name, options))
     path = folder / files.WEIGHTS
     shapes = files.read_shapes(path)
+    leave_compiler()
     unfit = UserError(f"{path}: does not fit the model of {files.RECORD}; copy the folder again.")
     with torch.device("meta"), _limit_parameters(4 * len(shapes) + 64, unfit):
         task: Task = lookup("task", config.task.name)(**config.task.options)
