@@ -111,12 +111,14 @@ def suggestion(word: str, allowed: Iterable[str]) -> str:
 
     The first of these that exists is suggested: the same name in other letter case, a dotted name
     that ends in the word (`optimizer.lr` for `lr`), a longer name that contains it (`chest_xray`
-    for `chest`), and the closest spelling.
+    for `chest`), the word's initials (`optimizer.lr` for `optimizer.learning_rate`), and the closest
+    spelling.
     """
     options = list(allowed)
     near = [option for option in options if option.lower() == word.lower()]
     near = near or [option for option in options if option.endswith(f".{word}")]
     near = near or _containing(word, options)
+    near = near or _abbreviating(word, options)
     near = near or difflib.get_close_matches(word, options, n=1, cutoff=0.55)
     return f" Did you mean '{near[0]}'?" if near else ""
 
@@ -130,6 +132,16 @@ def _containing(word: str, options: Iterable[str]) -> list[str]:
         return []
     containing = [option for option in options if word in option]
     return sorted(containing, key=lambda option: (not option.startswith(word), len(option), option))
+
+
+def _abbreviating(word: str, options: Iterable[str]) -> list[str]:
+    """Return the options whose last part has the initials of the word's last part, as `lr` has."""
+    prefix, dot, name = word.rpartition(".")
+    initials = "".join(part[0] for part in name.split("_") if part)
+    if len(initials) < 2:
+        return []
+    abbreviated = f"{prefix}{dot}{initials}"
+    return [option for option in options if f".{option}".endswith(f".{abbreviated}")]
 
 
 def unknown(what: str, word: str, allowed: Iterable[str]) -> UserError:

@@ -209,6 +209,11 @@ def parse_yaml(
         root = loader.get_single_node()  # aliases are not expanded yet
         _check_nodes(root, source, max_nodes)
         content = loader.construct_document(root) if root else None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" in line {mark.line + 1}" if mark else ""
+        reason = " ".join(str(error.problem or error.context).split())[:300]
+        raise UserError(f"{source}: is not valid YAML{where}: {reason}.") from None
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise UserError(f"{source}: is not valid YAML: {first_line(error)}") from None
     _check_plain(content, source)

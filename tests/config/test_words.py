@@ -34,6 +34,7 @@ MISTAKES = [
     ("sed=1", "'sed'...'seed'"),
     ("+trainer.epoch=1", "'trainer.epoch'...'trainer.epochs'"),
     ("+model.widths=[3]", "key 'model.widths' is not known...model.hidden"),
+    ("optimizer.learning_rate=1", "optimizer.learning_rate...Did you mean 'optimizer.lr'"),
     ("+optimizer.momentun=1", "optimizer.momentun...Did you mean 'optimizer.momentum'"),
     ("seed=one", "seed=one: "),
     ("execution.callbacks=mine", "execution.callbacks=mine: "),
@@ -179,7 +180,7 @@ WRONG = [
     ("quickstart.yaml", MINE, "differs from zdp-bench's own recipes"),
     ("a-b.yaml", MINE, "letters, digits and _"),
     ("list.yaml", "- 1\n", "holds no keys of a run"),
-    ("broken.yaml", "a: [1\n", "is not valid YAML"),
+    ("broken.yaml", "a: [1\n", r"broken.yaml: is not valid YAML in line 2: expected ',' or '\]'"),
 ]
 
 

@@ -278,4 +278,6 @@ def carry_out(
         headline, privacy = outcome.record.headline, outcome.record.privacy
         epsilon = show_epsilon(privacy.epsilon_tight)
         print(f"{name}: {headline.name} {headline.value:.4f}, tight ε {epsilon}")
+        if outcome.record.warning:
+            print(f"{name}: {outcome.record.warning}")
     return outcome

@@ -139,7 +139,7 @@ def _require_within(config: Run, own: Spending) -> None:
     if after > budget:
         raise UserError(
             f"privacy.total_budget={budget:g}: {len(others)} runs in {config.results} on files of "
-            f"this {config.dataset.name} have a tight ε of {show_epsilon(before)}, and with "
+            f"this {own.shown} have a tight ε of {show_epsilon(before)}, and with "
             f"this run it would be {show_epsilon(after)} (δ {delta:g}). Add noise, take fewer "
             "steps, or stop here; `zdp-bench budget` lists the ε so far."
         )

@@ -508,7 +508,9 @@ def test_what_fits_no_reference_is_refused(films: Path, tmp_path: Path) -> None:
     assert_refused(lambda: recording.load(tmp_path), "0.wav", "is a reference, but a clip can have")
 
 
-def test_own_data_are_called_by_the_name_of_their_folder(tmp_path: Path) -> None:
+def test_own_data_are_called_by_the_name_of_their_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     scans = make.write_classes(tmp_path / "scans", "picture")
     words = ["recipe=quickstart", "dataset=folder", f"dataset.path={scans}", "dataset.size=8"]
     words += ["model=real_linear", "algorithm=dp_sgd", "trainer.epochs=1"]
@@ -521,6 +523,16 @@ def test_own_data_are_called_by_the_name_of_their_folder(tmp_path: Path) -> None
     assert (spending.dataset, spending.shown) == ("folder", "scans")
     (line,) = budget.sheet([spending], None, [], tmp_path, "scans").numbers
     assert line["dataset"] == "scans"
+    export(tmp_path, "quickstart", tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text()
+    for shown in ("# real_linear on scans\n", "      type: folder\n      name: scans\n", "scans, own: "):
+        assert shown in card
+    with pytest.raises(UserError, match=r"1 runs in .* on files of this scans have"):
+        again = ["seed=1", "privacy.total_budget=0.001", f"paths.results={tmp_path}"]
+        execute(configured([*words, *again]), Silent())
     for path in tmp_path.glob("runs/*/*/record.json"):
         path.unlink()
     assert find_spendings(tmp_path)[0][0].shown == "scans", "also of a run that is under way"
+    code, out, _ = run_command(capsys, "delete", "quickstart", f"--results={tmp_path}")
+    assert code == 0
+    assert "steps on scans still count" in out

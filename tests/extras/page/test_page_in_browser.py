@@ -193,6 +193,31 @@ def test_the_curves_of_a_sweep_are_overlaid(
         assert seen.said == []
 
 
+LEGEND = """(() => {
+    const chart = Chart.getChart('curves');
+    const ends = chart.legend.legendHitBoxes.map((box) => [box.left, box.left + box.width]);
+    return [chart.legend.legendItems.map((entry) => entry.text), ends.flat(), chart.width];
+})()"""
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE])
+def test_the_legend_tells_runs_apart_and_fits_the_chart(
+    browser: Browser, tmp_path: Path, size: tuple[int, int]
+) -> None:
+    """The key with the most values comes first, and only what follows is cut."""
+    runs = [private("films", seed, 0.02 * seed) for seed in range(1, 5)]
+    for number, run in enumerate(runs):
+        options = ["a_long_option_of_the_data_set", "another_long_option_of_the_data_set"]
+        run["config"]["dataset"] = dict.fromkeys(options, number % 2)
+    save(tmp_path, *runs)
+    with see(browser, write_page(tmp_path), size) as seen:
+        labels, ends, width = seen.page.evaluate(LEGEND)
+        assert len({label[:12] for label in labels}) == 4, labels
+        assert all(0 <= end <= width for end in ends), (ends, width)
+        assert any(label.endswith("…") for label in labels) == (size == PHONE), labels
+        assert seen.said == []
+
+
 @pytest.mark.parametrize("size", [WIDE, PHONE])
 def test_a_run_shows_its_curves_and_leads_to_those_of_its_recipe(
     browser: Browser, sweep: Path, size: tuple[int, int]

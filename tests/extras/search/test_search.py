@@ -322,6 +322,18 @@ def test_the_command_says_what_was_spent_and_refuses_in_one_sentence(
     assert "validation_share=null: a search ch" in command(capsys, "search", *by_nothing)[2]
 
 
+def test_trials_and_jobs_that_do_not_learn_are_named_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    reason = "the model does not seem to learn: training diverged"
+    for words, job in ((["search"], "trial 2"), (["run", "-m"], "optimizer.lr=1000")):
+        code, out, _ = command(capsys, *words, *TINY, "optimizer.lr=0.1,1000")
+        assert code == 0
+        (line,) = [line for line in out.splitlines() if reason in line]
+        assert f"{job}: " in line, line
+
+
 SEQUENCES = ["recipe=complex_mri_sequences", "dataset=mri_sequences_synthetic", "trainer.epochs=1"]
 SEQUENCES += ["dataset.patients=40", "trainer.sample_rate=0.2"]
 

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
         spending = deletion.spending
         print(
             f"{deletion.name}: deleted, {size(deletion.size)} freed. Its {spending.spent.steps:,} "
-            f"steps on {spending.dataset} still count: see `zdp-bench budget`."
+            f"steps on {spending.shown} still count: see `zdp-bench budget`."
         )
     records.renew_csv(options.results)
     return 0

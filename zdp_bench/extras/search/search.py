@@ -123,6 +123,8 @@ def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
             trials[-1] |= _run_trial(words, number, metric.name, show)
             score = trials[-1]["score"]
             say(_describe_trial(trials[-1], options.trials, metric.name))
+            if warning := trials[-1].get("warning"):
+                say(f"trial {number}: {warning}")
             study.tell(proposal, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
     finally:  # record the total ε, however the search ended
         record = write_record()
@@ -274,7 +276,7 @@ def _run_trial(
     metric: str,
     show: Shown,
 ) -> Document:
-    """Run a trial, and return its state, score, test metric and ε."""
+    """Run a trial, and return its state, score, test metric, ε and, if there is one, warning."""
     try:
         record = carry_out(compose(words), words, show=show).record
     except UserError as error:
@@ -287,6 +289,7 @@ def _run_trial(
         "score": score if math.isfinite(score) else None,
         "test": record.metrics.get(metric),
         "epsilon_tight": record.privacy.epsilon_tight,
+        **({"warning": record.warning} if record.warning else {}),
     }
 
 

@@ -156,10 +156,10 @@ def _head(source: Source, about: dict[str, Any]) -> dict[str, Any]:
 
 def _results(source: Source, about: dict[str, Any]) -> dict[str, Any]:
     """Return the test results in the form that model hubs read."""
-    task, name = about["task"], source["data"]["name"]
+    task, data = about["task"], source["data"]
     return {
         "task": {"type": about["pipeline"] or task, "name": task.replace("_", " ")},
-        "dataset": {"type": name, "name": name},
+        "dataset": {"type": data["name"], "name": data.get("title") or data["name"]},
         "metrics": [
             {"type": metric, "name": f"test {metric}", "value": value}
             for metric, value in source["metrics"].items()

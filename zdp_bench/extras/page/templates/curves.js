@@ -4,13 +4,35 @@
 const MAX_CURVES = 12;
 const ACROSS = { epoch: "epoch", epsilon_tight: "tight ε" };
 
-// Return short names of runs: the parts of their names that they do not all have in common.
+// Return short names of runs: the parts of their names that they do not all have in common. Keys with
+// more values come first, so that the start of a name tells runs apart.
 function shortNames(runs) {
   const parts = runs.map((run) => run.cells.name.split(/, |: /));
   const isShared = (part) => runs.length > 1 && parts.every((partsOfRun) => partsOfRun.includes(part));
-  return parts.map(
-    (partsOfRun, index) => partsOfRun.filter((part) => !isShared(part)).join(", ") || runs[index].cells.name,
-  );
+  const keyOf = (part) => part.replace(/ \S+$/, "");
+  const countValues = (part) => new Set(parts.flat().filter((other) => keyOf(other) === keyOf(part))).size;
+  return parts.map((partsOfRun, index) => {
+    const differing = partsOfRun.filter((part) => !isShared(part));
+    differing.sort((one, other) => countValues(other) - countValues(one));
+    return differing.join(", ") || runs[index].cells.name;
+  });
+}
+
+// Return a text that fits a width in a chart, with an ellipsis if it is cut.
+function cutToWidth(text, chart, width) {
+  chart.ctx.font = Chart.helpers.toFont(Chart.defaults.font).string;
+  const fits = (shown) => chart.ctx.measureText(shown).width <= width;
+  if (fits(text)) return text;
+  let length = text.length - 1;
+  while (length && !fits(`${text.slice(0, length)}…`)) length -= 1;
+  return `${text.slice(0, length)}…`;
+}
+
+// Return the legend's entries, none wider than the chart.
+function legendEntries(chart) {
+  const entries = Chart.defaults.plugins.legend.labels.generateLabels(chart);
+  const room = chart.width - 40; // the rest is for the point and the padding
+  return entries.map((entry) => ({ ...entry, text: cutToWidth(entry.text, chart, room) }));
 }
 
 // Return the metrics of which some of the runs have a curve, with the loss last.
@@ -62,7 +84,7 @@ function drawCurves(canvas, runs, metric, across) {
         y: { ...title(axisOf(metric)), ticks: {} },
       },
       plugins: {
-        legend: { display: runs.length > 1 },
+        legend: { display: runs.length > 1, labels: { generateLabels: legendEntries } },
         tooltip: {
           callbacks: {
             title: (items) => items[0].dataset.run.cells.name,
