@@ -111,7 +111,7 @@ def suggestion(word: str, allowed: Iterable[str]) -> str:
 
     The first of these that exists is suggested: the same name in other letter case, a dotted name
     that ends in the word (`optimizer.lr` for `lr`), a longer name that contains it (`chest_xray`
-    for `chest`), the word's initials (`optimizer.lr` for `optimizer.learning_rate`), and the closest
+    for `chest`), its initials (`optimizer.lr` for `optimizer.learning_rate`), and the closest
     spelling.
     """
     options = list(allowed)
