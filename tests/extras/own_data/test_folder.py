@@ -527,9 +527,11 @@ def test_own_data_are_called_by_the_name_of_their_folder(
     card = (tmp_path / "model" / "README.md").read_text()
     for words_of_card in ("# real_linear on scans\n", "name: scans\n", "scans, own: "):
         assert words_of_card in card
+    again = configured(
+        [*words, "seed=1", "privacy.total_budget=0.001", f"paths.results={tmp_path}"]
+    )
     with pytest.raises(UserError, match=r"1 runs in .* on files of this scans have"):
-        again = ["seed=1", "privacy.total_budget=0.001", f"paths.results={tmp_path}"]
-        execute(configured([*words, *again]), Silent())
+        execute(again, Silent())
     for path in tmp_path.glob("runs/*/*/record.json"):
         path.unlink()
     assert find_spendings(tmp_path)[0][0].shown == "scans", "also of a run that is under way"
