@@ -40,14 +40,12 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
         expect(len(head) == 4 + 4 * dims, "ends inside its header")
         shape = np.frombuffer(head[4:], ">u4").tolist()
         size = prod(shape)
-        expect(
-            size <= MAX_BYTES, f"announces {size:,} bytes of data; at most {MAX_BYTES:,} are read"
-        )
-        raw = file.read(
-            size + 1
-        )  # one more, so that gzip reaches the end and compares its checksum
-        num_found = f"{len(raw):,}" if len(raw) <= size else "more"
-        expect(len(raw) == size, f"announces {size:,} bytes of data, but {num_found} are there")
+        announced = f"announces {size:,} bytes of data"
+        expect(size <= MAX_BYTES, f"{announced}; at most {MAX_BYTES:,} are read")
+        # One byte more is requested, so that gzip reaches the end and compares its checksum.
+        raw = file.read(size + 1)
+        found = f"{len(raw):,}" if len(raw) <= size else "more"
+        expect(len(raw) == size, f"{announced}, but {found} are there")
     return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
@@ -71,9 +69,9 @@ class Mnist(Dataset):
     check: bool = True
 
     def load(self, root: Path) -> Splits:
-        (train_images, test_images), (train_labels, test_labels), files, provenance = self.read(
-            root
-        )
+        images, labels, files, provenance = self.read(root)
+        train_images, test_images = images
+        train_labels, test_labels = labels
         return Splits(
             Examples(train_images, torch.from_numpy(train_labels)),
             Examples(test_images, torch.from_numpy(test_labels)),
@@ -102,21 +100,24 @@ class Mnist(Dataset):
             The images of training and test part, float32 [n, 28, 28]; their labels [n]; the digest
             of the files; and the provenance.
         """
-        of = card(self.card_name)
-        fetch(root, of)
-        paths = [root / file.path for file in of.files]  # images, labels; train first, then test
+        mnist = card(self.card_name)
+        fetch(root, mnist)
+        paths = [root / file.path for file in mnist.files]
         if self.check:  # before anything is decompressed
-            for path, file in zip(paths, of.files, strict=True):
-                verify(path, file, of.name)
-        arrays = [read_idx(path, dims=3 if "images" in path.name else 1) for path in paths]
-        for first in (0, 2):
-            _check_pair(arrays[first], arrays[first + 1], paths[first + 1])
-        return (
-            [self.to_float(array) for array in arrays[::2]],
-            [array.astype(np.int64) for array in arrays[1::2]],
-            digest("".join(sha256(path) for path in paths)),
-            "official" if self.check else "derived",
-        )
+            for path, file in zip(paths, mnist.files, strict=True):
+                verify(path, file, mnist.name)
+        images = []
+        labels = []
+        # The card lists images and labels in turn, first those to train on, then those to test on.
+        for image_path, label_path in zip(paths[::2], paths[1::2], strict=True):
+            part_images = read_idx(image_path, dims=3)
+            part_labels = read_idx(label_path, dims=1)
+            _check_pair(part_images, part_labels, label_path)
+            images.append(self.to_float(part_images))
+            labels.append(part_labels.astype(np.int64))
+        digests = "".join(sha256(path) for path in paths)
+        provenance: Provenance = "official" if self.check else "derived"
+        return images, labels, digest(digests), provenance
 
     def to_float(self, images: np.ndarray) -> torch.Tensor:
         """Convert bytes to float32, normalised as `normalise` says."""

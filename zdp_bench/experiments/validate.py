@@ -241,25 +241,31 @@ def predict_cost(setup: Setup, data: DatasetInfo, steps: int) -> Cost:
     if config.threads:
         torch.set_num_threads(config.threads)
     parameters = count_real(trainable(model).values())
-    per_unit = data.train / count_units(config, data)  # examples per drawn owner, or 1
-    per_unit = min(per_unit, config.privacy.max_examples or per_unit)
-    per_unit *= config.trainer.augmentations or 1
-    batch_size = max(1, round(setup.plan.sampling.expected_batch_size * per_unit))
-    fixed = config.trainer.micro_batch
-    micro_batch = min(fixed if isinstance(fixed, int) else MICRO_BATCH, MICRO_BATCH, batch_size)
+    examples_per_unit = data.train / count_units(config, data)
+    if config.privacy.max_examples:
+        examples_per_unit = min(examples_per_unit, config.privacy.max_examples)
+    examples_per_unit *= config.trainer.augmentations or 1
+    batch_size = max(1, round(setup.plan.sampling.expected_batch_size * examples_per_unit))
+    micro_batch = min(MICRO_BATCH, batch_size)
+    if isinstance(config.trainer.micro_batch, int):
+        micro_batch = min(micro_batch, config.trainer.micro_batch)
     loss, empty_batch, mechanism = setup.task.loss, setup.empty_batch(), algorithm.mechanism()
     source = find_source(model, loss, empty_batch, None)
 
-    def take_step(examples: int) -> float:
-        batches, began = [source.draw(examples)], time.perf_counter()
-        sum_shares(algorithm, mechanism, batches, torch.device("cpu"))
-        return time.perf_counter() - began
+    def time_step(examples: int) -> float:
+        batch = source.draw(examples)
+        start = time.perf_counter()
+        sum_shares(algorithm, mechanism, [batch], torch.device("cpu"))
+        return time.perf_counter() - start
 
-    take_step(1)  # not timed, because it builds what later steps reuse
-    trial_size = max(1, min(micro_batch, int(TRIAL_SECONDS / 2 / take_step(1))))
-    take_step(trial_size)  # not timed, for the same reason
-    seconds = take_step(trial_size) * batch_size / trial_size
-    seconds += NOISE_SECONDS * parameters if mechanism.z else 0.0
+    time_step(1)  # its time is not used, because it builds what later steps reuse
+    trial_size = int(TRIAL_SECONDS / 2 / time_step(1))
+    trial_size = max(1, min(micro_batch, trial_size))
+    time_step(trial_size)  # not used, for the same reason
+    seconds = time_step(trial_size) * batch_size / trial_size
+    if mechanism.z:
+        seconds += NOISE_SECONDS * parameters
+    # Weights, gradients and their sum, and the optimizer's state, in float32.
     peak_bytes = 4 * parameters * (3 + MOMENTS.get(config.optimizer.name, 2))
     peak_bytes += PASSES * bytes_per_example(model, loss, empty_batch) * micro_batch
     num_threads = torch.get_num_threads()

@@ -94,11 +94,12 @@ def responses(x: Tensor, vectors: Tensor) -> Tensor:
     planes = padded.flatten(0, 1).unsqueeze(1)
     columns = vectors.view(size, 1, size, 1)
     rows = vectors.view(size, 1, 1, size)
-    down = F.conv2d(planes, columns)  # [B·C·2, n, H, W + 2·edge]
-    both = F.conv2d(down.flatten(0, 1).unsqueeze(1), rows)  # [B·C·2·n, n, H, W]
-    by_pair = both.to(parts.dtype).unflatten(0, (*x.shape[:2], 2, size))
-    each = by_pair.flatten(3, 4)[:, :, :, 1:]  # [B, C, 2, n² − 1, H, W]
-    squares = each.square().sum(dim=2, keepdim=True)
+    along_columns = F.conv2d(planes, columns)  # [B·C·2, n, H, W + 2·edge]
+    planes = along_columns.flatten(0, 1).unsqueeze(1)
+    products = F.conv2d(planes, rows).to(parts.dtype)  # [B·C·2·n, n, H, W]
+    by_product = products.unflatten(0, (*x.shape[:2], 2, size)).flatten(3, 4)
+    without_constant = by_product[:, :, :, 1:]  # [B, C, 2, n² − 1, H, W]
+    squares = without_constant.square().sum(dim=2, keepdim=True)
     power = squares.mean(dim=(-2, -1), keepdim=True)
-    even = each / (power + EPS).sqrt()
-    return as_complex_channels(even.movedim(2, 3).flatten(1, 3))
+    scaled = without_constant / (power + EPS).sqrt()
+    return as_complex_channels(scaled.movedim(2, 3).flatten(1, 3))

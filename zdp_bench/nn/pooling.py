@@ -32,11 +32,12 @@ class ComplexAvgPool2d(nn.Module):
             raise ValueError(
                 f"no window of {self.size}×{self.size} fits into a map of {height}×{width}"
             )
-        # Each line of windows becomes a map of its own, because torch parallelises over maps only.
+        # Each row of windows becomes a separate map, because torch parallelises over maps only.
         reals = torch.view_as_real(x[:, : down * self.size])
-        lines = reals.reshape(examples * down, self.size, width, 2 * channels)
-        means = F.avg_pool2d(lines.movedim(-1, 1), self.size)  # [B·H', 2C, 1, W']
-        pairs = means.movedim(1, -1).contiguous().view(examples, down, across, channels, 2)
+        window_rows = reals.reshape(examples * down, self.size, width, 2 * channels)
+        means = F.avg_pool2d(window_rows.movedim(-1, 1), self.size)  # [B·H', 2C, 1, W']
+        channels_end = means.movedim(1, -1).contiguous()
+        pairs = channels_end.view(examples, down, across, channels, 2)
         return torch.view_as_complex(pairs).movedim(-1, 1)
 
 

@@ -174,39 +174,43 @@ def delong(truth: np.ndarray, first: np.ndarray, second: np.ndarray) -> DeLong:
         UserError: A class has fewer than two examples, or an example has no score.
     """
     truth = np.asarray(truth).astype(bool)
-    ill, well = int(truth.sum()), int((~truth).sum())
+    positives = int(truth.sum())
+    negatives = len(truth) - positives
     lengths = len(first), len(second)
-    same = lengths == (len(truth), len(truth))
-    require(same, "DeLong test", lengths, "both need a score for each example")
-    require(min(ill, well) >= 2, "DeLong test", (ill, well), "needs two examples of each class")
+    has_all_scores = lengths == (len(truth), len(truth))
+    require(has_all_scores, "DeLong test", lengths, "both need a score for each example")
+    has_variance = min(positives, negatives) >= 2
+    counts = positives, negatives
+    require(has_variance, "DeLong test", counts, "needs two examples of each class")
     below, above = _placements(truth, np.asarray(first, dtype=float))
     other_below, other_above = _placements(truth, np.asarray(second, dtype=float))
     areas = float(below.mean()), float(other_below.mean())
-    of_ill = np.cov(np.stack([below, other_below]))  # [2, 2]
-    of_well = np.cov(np.stack([above, other_above]))
-    covariance = of_ill / ill + of_well / well
-    variance = float(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1])
-    error = math.sqrt(max(variance, 0.0))
+    covariance = np.cov(np.stack([below, other_below])) / positives  # [2, 2]
+    covariance += np.cov(np.stack([above, other_above])) / negatives
+    variances = covariance.diagonal()
+    variance_of_difference = float(variances.sum() - 2 * covariance[0, 1])
+    error = math.sqrt(max(variance_of_difference, 0.0))
     difference = areas[0] - areas[1]
     if error > 1e-12:
         z = difference / error
-    else:
+    else:  # no variance
         z = 0.0 if abs(difference) < 1e-12 else math.nan
-    errors = math.sqrt(covariance[0, 0]), math.sqrt(covariance[1, 1])
-    return DeLong(areas, errors, error, z, p=float(2 * special.ndtr(-abs(z))))
+    p = float(2 * special.ndtr(-abs(z)))
+    errors = math.sqrt(variances[0]), math.sqrt(variances[1])
+    return DeLong(areas, errors, error, z, p)
 
 
 def _placements(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return how examples of the classes are ordered by their scores.
+    """Return where each example's score lies among the scores of the other class.
 
     Returns:
-        for each example of class 1, the fraction of class 0 with a lower score; for each example of
+        For each example of class 1, the fraction of class 0 with a lower score. For each example of
         class 0, the fraction of class 1 with a higher score. Equal scores count one half.
     """
-    ill, well = scores[truth], scores[~truth]
+    positives, negatives = scores[truth], scores[~truth]
     ranks = _midranks(scores)
-    below = (ranks[truth] - _midranks(ill)) / len(well)
-    above = 1 - (ranks[~truth] - _midranks(well)) / len(ill)
+    below = (ranks[truth] - _midranks(positives)) / len(negatives)
+    above = 1 - (ranks[~truth] - _midranks(negatives)) / len(positives)
     return below, above
 
 
