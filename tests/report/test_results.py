@@ -169,7 +169,7 @@ def test_runs_that_did_not_end_are_named(tmp_path: Path) -> None:
 
 def test_a_terminal_gets_the_first_lines_of_many_and_says_so(tmp_path: Path) -> None:
     save(tmp_path, *(record(seed=seed) for seed in range(5)))
-    short = sheet(tmp_path, most=2)
+    short = sheet(tmp_path, limit=2)
     assert (short.title, len(short.rows)) == ("5 records", 2)
     assert "The first 2; filter or group them" in short.notes[0]
 

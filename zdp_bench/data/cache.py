@@ -65,9 +65,9 @@ def load_or_make(
     if path.is_dir():
         raise UserError(f"{path}: is a folder, but should be a file of this cache; delete it.")
     if path.is_file():
-        whole = _map(path, shape, dtype)
-        if whole is not None:
-            return whole
+        array = _map(path, shape, dtype)
+        if array is not None:
+            return array
         log.warning("%s is damaged or from an older version, and is made again", path)
     partial = name_partial(path)
     size = math.prod(shape) * np.dtype(dtype).itemsize
@@ -144,12 +144,12 @@ def _delete_left_behind(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _fill(whole: np.ndarray, blocks: Iterable[np.ndarray]) -> np.ndarray:
+def _fill(array: np.ndarray, blocks: Iterable[np.ndarray]) -> np.ndarray:
     start = 0
     for block in blocks:
-        whole[start : start + len(block)] = block
+        array[start : start + len(block)] = block
         start += len(block)
-    return whole
+    return array
 
 
 def _map(
@@ -164,12 +164,12 @@ def _map(
         with path.open("rb") as file:
             if _hash(file) != file.read():
                 return None
-        whole = _open(path)
+        array = _open(path)
     except (ValueError, EOFError, OSError) as error:
         if getattr(error, "errno", 0) == errno.ENOMEM:  # the file is not damaged
             raise
         return None
-    return whole if whole.shape == shape and whole.dtype == dtype else None
+    return array if array.shape == shape and array.dtype == dtype else None
 
 
 def _open(path: Path) -> np.ndarray:

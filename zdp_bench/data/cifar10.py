@@ -121,11 +121,11 @@ class Cifar10(Dataset):
         raise UserError(f"{root / FOLDER}: is missing. {tell_source(card('cifar10'))}")
 
 
-def release_of(paths: list[Path], of: Card) -> str | None:
+def release_of(paths: list[Path], data_card: Card) -> str | None:
     """Return the release that all files belong to, by their checksums; None if it is unknown."""
-    first = _release_of_one(paths[0], of)
+    first = _release_of_file(paths[0], data_card)
     for path in paths[1:]:
-        other = _release_of_one(path, of)
+        other = _release_of_file(path, data_card)
         if other != first:
             raise UserError(
                 f"{path}: is of {other or 'no known release'}, but {paths[0].name} beside it is of "
@@ -134,8 +134,8 @@ def release_of(paths: list[Path], of: Card) -> str | None:
     return first
 
 
-def _release_of_one(path: Path, of: Card) -> str | None:
-    for release, checksums in of.releases.items():
+def _release_of_file(path: Path, data_card: Card) -> str | None:
+    for release, checksums in data_card.releases.items():
         expected = checksums.get(path.name)
         if expected and checksum(path, expected.partition(":")[0]) == expected:
             return release
@@ -166,24 +166,24 @@ def read_binary(path: Path) -> Images:
 
 def read(
     paths: list[Path],
-    of: Card,
+    data_card: Card,
     check: bool,
 ) -> tuple[list[Images], str, Provenance, str]:
     """Read the six files.
 
     Args:
         paths: paths of the files, training files first.
-        of: the card, which lists the known releases.
+        data_card: the card, which lists the known releases.
         check: reject files of no known release.
 
     Returns:
         The images of each file, the digest of the files, their provenance, and the notes.
     """
-    release = release_of(paths, of) if check else None
+    release = release_of(paths, data_card) if check else None
     files = [read_binary(path) for path in paths]
     if check and release is None:  # they may be a known release in another order
         parts = {"train": sorted_digest(files[:5]), "test": sorted_digest(files[5:])}
-        release = next((name for name, sums in of.releases.items() if sums == parts), None)
+        release = next((name for name, sums in data_card.releases.items() if sums == parts), None)
     if check and release is None:
         raise UserError(
             f"{paths[0]}: the images in its folder are not from a known release. Unpack the "

@@ -146,9 +146,9 @@ def verify(
         )
 
 
-def missing(root: Path, of: Card) -> list[RemoteFile]:
+def missing(root: Path, data_card: Card) -> list[RemoteFile]:
     """Return the files of a card that are not under the data root."""
-    return [file for file in of.files if not (root / file.path).is_file()]
+    return [file for file in data_card.files if not (root / file.path).is_file()]
 
 
 def resolve_folder(root: Path, folder: str) -> Path:
@@ -187,14 +187,16 @@ def count_held_out(
     return held
 
 
-def has_files(root: Path, of: Card) -> bool:
+def has_files(root: Path, data_card: Card) -> bool:
     """Return True if every listed file exists or, without a list, a file matches `holds`."""
-    return not missing(root, of) and (not of.holds or any(True for _ in root.glob(of.holds)))
+    if missing(root, data_card):
+        return False
+    return not data_card.holds or any(True for _ in root.glob(data_card.holds))
 
 
-def tell_source(of: Card) -> str:
+def tell_source(data_card: Card) -> str:
     """Return the sentences that say where to get a data set that cannot be downloaded."""
-    return f"It comes from {of.source}. {of.access}".strip()
+    return f"It comes from {data_card.source}. {data_card.access}".strip()
 
 
 class Absent(UserError):  # noqa: N818 - a state of the data root
@@ -288,26 +290,26 @@ def require_distinct(
             )
 
 
-def check_files(root: Path, of: Card) -> Iterator[tuple[Path, str]]:
+def check_files(root: Path, data_card: Card) -> Iterator[tuple[Path, str]]:
     """Verify the files that have published checksums.
 
     Yields:
         The path of each file and what is wrong with it, '' if nothing. Without published checksums,
         the path that a run needs if it is missing.
     """
-    expected = {root / file.path: file for file in of.files}
+    expected = {root / file.path: file for file in data_card.files}
 
     def check(path: Path) -> None:
         if not path.is_file():
-            raise UserError(f"{path}: is missing. Run `zdp-bench data fetch {of.name}`.")
-        verify(path, expected[path], of.name)
+            raise UserError(f"{path}: is missing. Run `zdp-bench data fetch {data_card.name}`.")
+        verify(path, expected[path], data_card.name)
 
     yield from try_each(expected, check)
-    if not of.files and not has_files(root, of):
-        yield root / of.holds, str(absent(root / of.holds, of.name))
+    if not data_card.files and not has_files(root, data_card):
+        yield root / data_card.holds, str(absent(root / data_card.holds, data_card.name))
 
 
-def fetch(root: Path, of: Card) -> list[Path]:
+def fetch(root: Path, data_card: Card) -> list[Path]:
     """Download the missing files of a card and verify their MD5.
 
     A file gets its name only once it is complete.
@@ -319,45 +321,62 @@ def fetch(root: Path, of: Card) -> list[Path]:
         UserError: A file cannot be downloaded or written, or has the wrong MD5; or something else,
             such as a folder or a broken link, is in its place.
     """
+    wanted = missing(root, data_card)
+    name = data_card.name
+    if not data_card.address and not has_files(root, data_card):
+        raise UserError(
+            f"dataset '{name}' is not under {root}, and cannot be downloaded. "
+            f"{tell_source(data_card)}"
+        )
+    for file in wanted:
+        path = root / file.path
+        if os.path.lexists(path):  # pooch would read a pipe or device without end
+            raise UserError(
+                f"{path}: is not a regular file, or is a broken link; delete it, or put the "
+                "file itself there."
+            )
+        reason = _download(data_card.address, path, file.md5)
+        if reason:
+            names = ", ".join(Path(lacking.path).name for lacking in missing(root, data_card))
+            raise UserError(
+                f"dataset '{name}' lacks {names} in {path.parent}, and {reason}. Put the "
+                "files there by hand, set another folder with paths.data=..., or try "
+                f"`zdp-bench data fetch {name}` again."
+            )
+    return [root / file.path for file in wanted]
+
+
+def _download(address: str, path: Path, expected_md5: str) -> str:
+    """Download a file, and return why that failed; empty if it succeeded.
+
+    Args:
+        address: HTTPS address of the folder with the file.
+        path: path to which the file is written.
+        expected_md5: MD5 of the file.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
     import pooch
     import requests
 
-    wanted = missing(root, of)
-    if not of.address and not has_files(root, of):
-        raise UserError(
-            f"dataset '{of.name}' is not under {root}, and cannot be downloaded. {tell_source(of)}"
+    _make(path.parent)
+    log.info("fetching %s from %s", path.name, address)
+    try:
+        pooch.retrieve(
+            f"{address}/{path.name}",
+            known_hash=f"md5:{expected_md5}",
+            fname=path.name,
+            path=path.parent,
+            downloader=pooch.HTTPDownloader(timeout=20),
         )
-    for file in wanted:
-        target = root / file.path
-        if os.path.lexists(target):  # pooch would read a pipe or device without end
-            raise UserError(
-                f"{target}: is not a regular file, or is a broken link; delete it, or put the "
-                "file itself there."
-            )
-        _make(target.parent)
-        log.info("fetching %s from %s", target.name, of.address)
-        try:
-            pooch.retrieve(
-                f"{of.address}/{target.name}",
-                known_hash=f"md5:{file.md5}",
-                fname=target.name,
-                path=target.parent,
-                downloader=pooch.HTTPDownloader(timeout=20),
-            )
-            continue
-        except ValueError:  # pooch deletes a file whose hash does not match
-            reason = f"what {of.address} sent for {target.name} does not match its MD5 {file.md5}"
-        except (requests.RequestException, ConnectionError, TimeoutError) as error:
-            reason = f"{of.address} could not be reached ({type(error).__name__})"
-        except OSError as error:
-            raise _unwritable(target.parent, error) from None
-        names = ", ".join(Path(lacking.path).name for lacking in missing(root, of))
-        raise UserError(
-            f"dataset '{of.name}' lacks {names} in {target.parent}, and {reason}. Put the "
-            "files there by hand, set another folder with paths.data=..., or try "
-            f"`zdp-bench data fetch {of.name}` again."
-        )
-    return [root / file.path for file in wanted]
+    except ValueError:  # pooch deletes a file whose hash does not match
+        return f"what {address} sent for {path.name} does not match its MD5 {expected_md5}"
+    except (requests.RequestException, ConnectionError, TimeoutError) as error:
+        return f"{address} could not be reached ({type(error).__name__})"
+    except OSError as error:
+        raise _unwritable(path.parent, error) from None
+    return ""
 
 
 def _make(folder: Path) -> None:

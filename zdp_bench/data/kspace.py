@@ -47,7 +47,7 @@ class Undersampling:
 
 def draw_mask(
     columns: int,
-    how: Undersampling,
+    undersampling: Undersampling,
     random: Uniform,
 ) -> NDArray[np.bool_]:
     """Draw the columns to keep: the centre, and others so that columns / acceleration are expected.
@@ -57,9 +57,9 @@ def draw_mask(
     Returns:
         True for each column that is kept, [columns].
     """
-    centre = round(columns * how.center_fraction)
+    centre = round(columns * undersampling.center_fraction)
     rest = columns - centre
-    probability = (columns / how.acceleration - centre) / rest if rest else 0.0
+    probability = (columns / undersampling.acceleration - centre) / rest if rest else 0.0
     mask = random.uniform(size=columns) < probability
     start = (rest + 1) // 2
     mask[start : start + centre] = True
@@ -68,12 +68,12 @@ def draw_mask(
 
 def fixed_mask(
     columns: int,
-    how: Undersampling,
+    undersampling: Undersampling,
     file_name: str,
 ) -> NDArray[np.bool_]:
     """Return fastMRI's mask for a test file, which is seeded with the file's name and suffix."""
     seed = [ord(letter) for letter in file_name]
-    return draw_mask(columns, how, np.random.RandomState(seed))
+    return draw_mask(columns, undersampling, np.random.RandomState(seed))
 
 
 def to_image(kspace: np.ndarray) -> np.ndarray:
@@ -104,7 +104,7 @@ def centre_crop(
 def undersample(
     kspace: np.ndarray,
     mask: np.ndarray,
-    how: Undersampling,
+    undersampling: Undersampling,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Reconstruct the zero-filled image of an undersampled slice, as input of a network.
 
@@ -116,13 +116,13 @@ def undersample(
         kspace: complex64 [rows, columns], or [coils, rows, columns]. Coils are combined by the root
             of their sum of squares, which loses the phase.
         mask: True for each column to keep, [columns].
-        how: size of the crop.
+        undersampling: size of the crop.
 
     Returns:
         The scaled image, complex64 [height, width], whose magnitude has standard deviation 1, and
         the magnitude before scaling, in the scanner's units, float32 [height, width].
     """
-    image = centre_crop(to_image(kspace * mask), how.height, how.width)
+    image = centre_crop(to_image(kspace * mask), undersampling.height, undersampling.width)
     if image.ndim == 3:
         image = np.sqrt((np.abs(image) ** 2).sum(axis=0))
     magnitude = np.abs(image)

@@ -171,11 +171,11 @@ class Physionet2012(Dataset):
         inputs = self._load_features([home / patient.path for patient in patients], features)
         targets = torch.tensor([int(patient.died) for patient in patients])
         names, owners = np.unique([patient.number for patient in patients], return_inverse=True)
-        whole = Examples(inputs, targets, torch.from_numpy(owners))
+        all_examples = Examples(inputs, targets, torch.from_numpy(owners))
         is_validation = self.hold_out([patient.number for patient in sets["a"]])
-        train = take(whole, np.flatnonzero(~is_validation))
-        validation = take(whole, np.flatnonzero(is_validation))
-        test = take(whole, np.arange(len(is_validation), len(patients)))
+        train = take(all_examples, np.flatnonzero(~is_validation))
+        validation = take(all_examples, np.flatnonzero(is_validation))
+        test = take(all_examples, np.arange(len(is_validation), len(patients)))
         deaths = {name: sum(patient.died for patient in sets[name]) for name in SETS}
         counts = {name: len(sets[name]) for name in SETS}
         is_whole = deaths == NUM_DEATHS and counts == dict.fromkeys(SETS, NUM_PATIENTS)
@@ -239,11 +239,11 @@ class Physionet2012(Dataset):
         )
 
 
-def take(whole: Examples, rows: np.ndarray) -> Examples:
+def take(examples: Examples, rows: np.ndarray) -> Examples:
     """Return a copy of the examples with these indices."""
-    assert whole.groups is not None
+    assert examples.groups is not None
     indices = torch.from_numpy(rows)
-    return Examples(whole.inputs[indices], whole.targets[indices], whole.groups[indices])
+    return Examples(examples.inputs[indices], examples.targets[indices], examples.groups[indices])
 
 
 def list_patients(home: Path, name: str) -> list[Patient]:

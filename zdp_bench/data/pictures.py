@@ -202,12 +202,12 @@ def _fit(
     image: Image.Image,
     size: int,
     fit: Fit,
-    how: Image.Resampling,
+    resampling: Image.Resampling,
 ) -> Image.Image:
     square = (size, size)
     if fit == "crop":
-        return ImageOps.fit(image, square, how)
-    return image if image.size == square else image.resize(square, how)
+        return ImageOps.fit(image, square, resampling)
+    return image if image.size == square else image.resize(square, resampling)
 
 
 # --------------------------------------------------------------------------------------- DICOM

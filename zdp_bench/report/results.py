@@ -176,7 +176,7 @@ def sheet(
     *,
     by: str | None = None,
     descending: bool = False,
-    most: int | None = None,
+    limit: int | None = None,
 ) -> Sheet:
     """Return a table of the records that pass every filter, or of groups of them.
 
@@ -189,7 +189,7 @@ def sheet(
         by: columns, separated by commas, that define groups. Records with the same values in all of
             them form a group, which has one line.
         descending: whether to sort in descending order. Default: False.
-        most: maximum number of lines. Default: no limit.
+        limit: maximum number of lines. Default: no limit.
 
     Raises:
         UserError: a column is unknown, no record passes a filter, or the ε of a group have no mean.
@@ -214,9 +214,10 @@ def sheet(
     if sort:
         column = find(sort, frame)
         frame = frame.sort_values(column, kind="stable", key=_sortable, ascending=not descending)
-    if most is not None and len(frame) > most:
-        notes.append(f"The first {most}; filter or group them (--by), or add --format csv for all.")
-        frame = frame.head(most)
+    if limit is not None and len(frame) > limit:
+        advice = "filter or group them (--by), or add --format csv for all."
+        notes.append(f"The first {limit}; {advice}")
+        frame = frame.head(limit)
     values = frame[shown].astype(object)
     lines: list[dict[Any, Any]] = values.where(values.notna(), None).to_dict("records")
     rows = [[cell(name, line[name]) for name in shown] for line in lines]

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         options.sort,
         by=options.by,
         descending=options.descending,
-        most=MAX_LINES if options.format == "rich" else None,
+        limit=MAX_LINES if options.format == "rich" else None,
     )
     print_sheet(sheet, options.format)
     return 0
