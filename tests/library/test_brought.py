@@ -402,7 +402,7 @@ def overwritten() -> nn.Module:
     return Made(lambda net, x: net.inside(x).relu_().mul_(2), inside=network())
 
 
-KEEPS = "output for an example changes once others have passed, so the model keeps"
+KEEPS = "output for an example changes once others have been processed, so the model keeps"
 
 
 @pytest.mark.parametrize(

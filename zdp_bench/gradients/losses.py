@@ -34,7 +34,7 @@ class DomainError(UserError):
 ROUNDING = 1e-4
 
 
-# Not a TypeError: from `==`, Python would turn that into False.
+# This is no TypeError, because Python would turn a TypeError in `==` into False.
 class _NotCrossEntropy(Exception):  # noqa: N818
     """Raised if a loss does anything with its arguments but compute their cross-entropy."""
 
@@ -172,7 +172,7 @@ class PerExample:
             whole: Tensor = self.loss(outputs, unpack(targets))
             return whole
         if self._is_cross_entropy is not False:
-            # A loss that is known to be a cross-entropy has no number that it could store.
+            # A loss that is known to be a cross-entropy reads no numbers that it could store.
             roots = () if self._is_cross_entropy else (self.loss,)
             try:
                 with preserve_outside_state(*roots):

@@ -13,8 +13,8 @@ back after each example. This is found from the model and the loss:
 Code and objects of the standard library, torch, NumPy and other well-known packages are not
 followed, except for containers and layers. The state of iterators, of random generators and of
 files cannot be put back. A model or loss is rejected if its result for an example changes once
-others have passed, even if its state can be put back, because it would not train as intended
-(`reference.differentiate_in_loop`, `losses.PerExample`).
+others have been processed, even if its state can be put back, because it would not train as
+intended (`reference.differentiate_in_loop`, `losses.PerExample`).
 """
 
 from __future__ import annotations

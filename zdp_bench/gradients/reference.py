@@ -77,7 +77,7 @@ def _differentiate(
     loss: PerExample,
     batch: Batch,
 ) -> dict[str, Tensor]:
-    """Return each example's gradients: by vmap if it supports model and loss, else in a loop."""
+    """Return each example's gradients, by vmap if it supports model and loss, else in a loop."""
     inputs, _ = batch
     if loss.loops or model in _without_vmap or state_of(model, inputs).alone:
         return differentiate_in_loop(model, loss, batch)
@@ -217,8 +217,8 @@ def differentiate_in_loop(
             losses.append(loss_value.detach())
             for name, gradient in _gradients_of(loss_value, parameters).items():
                 rows[name].append(gradient)
-        # Not restored before: if what the last example has left affects another example, model or
-        # loss would not train as intended, so they are rejected.
+        # State is not restored first: if what the last example left behind affects another one,
+        # model or loss would not train as intended, so they are rejected.
         if first is not None and len(inputs) > 1:
             with torch.enable_grad():
                 output_again = _outputs_of(model, inputs[:1], seeds[0])
@@ -232,7 +232,7 @@ def differentiate_in_loop(
 
 @contextmanager
 def _unchanged_weights(parameters: dict[str, nn.Parameter]) -> Iterator[None]:
-    """Restore weights that change within the block, in whatever way, and reject the change."""
+    """Restore weights that change inside the context, in whatever way, and reject the change."""
     weights = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     try:
         yield
@@ -267,10 +267,10 @@ def require_same_output(before: Tensor, after: Tensor) -> None:
     if are_alike(before, after.detach(), before):
         return
     raise UserError(
-        "the output for an example changes once others have passed, so the model keeps state that "
-        "depends on them (in a global, a class attribute, or a random generator of its own), which "
-        "clipping cannot bound: compute the output from inputs and weights only, and draw random "
-        "numbers with torch's functions."
+        "the output for an example changes once others have been processed, so the model keeps "
+        "state that depends on them (in a global, a class attribute, or a random generator of its "
+        "own), which clipping cannot bound: compute the output from inputs and weights only, and "
+        "draw random numbers with torch's functions."
     )
 
 
@@ -282,9 +282,10 @@ def _require_same_gradients(
     for name, gradient in before.items():
         if not are_alike(gradient, after[name].detach(), gradient):
             raise UserError(
-                f"the gradient of parameter '{name}' for an example changes once others have "
-                "passed, so a hook or a backward function keeps state that depends on them, which "
-                "clipping cannot bound: compute gradients from the example and the weights only."
+                f"the gradient of parameter '{name}' for an example changes once others have been "
+                "processed, so a hook or a backward function keeps state that depends on them, "
+                "which clipping cannot bound: compute gradients from the example and the weights "
+                "only."
             )
 
 

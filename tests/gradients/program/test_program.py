@@ -126,7 +126,7 @@ def longest(net: Any, x: Tensor) -> Tensor:
 APART: dict[str, tuple[Callable[..., Tensor], str]] = {
     "another branch for one example": (
         lambda net, x: x * 2 if len(x) == 1 else x * 3,
-        "something else for one example than for several",
+        "behaves differently for one example than for several",
     ),
     "numbers of Python": (
         lambda net, x: x * 2 if random.random() < 2 else x,

@@ -1,21 +1,21 @@
 """Programs: how the forward function of a third-party model is recorded, checked and run.
 
-    record     records the forward function as a graph of torch's operations for any batch size
-    flatten      makes it one flat graph
+    record       records the forward function as a graph of torch's operations for any batch size
+    flatten      inlines the parts of the graph
     leaves       keeps layers of this package whole
     sequences    records recurrent layers
     substitutes  replaces functions that torch records for a fixed batch size only
     ours         decides which parts of a model are this package's own
-    calls      one call of an operation in the graph
-    rules      where the examples are in an operation's results, for each kind of operation
-    table      the kind of each operation
-    batch      where the examples are after each operation, or why they cannot be told apart
-    layers     operations as layers: `conv2d` is `nn.Conv2d`
-    uses       per-example gradients of the parameters that an operation uses
-    graphs     the graphs that run, with and without a tape
-    signature  whether a model has changed since it was recorded
-    copies     copies of models
-    __init__   `Program`, which is ready to run, and the state of each model
+    calls        one call of an operation in the graph
+    rules        where the examples are in an operation's results, for each kind of operation
+    table        the kind of each operation
+    batch        where the examples are after each operation, or why they cannot be told apart
+    layers       operations as layers: `conv2d` is `nn.Conv2d`
+    uses         per-example gradients of the parameters that an operation uses
+    graphs       the graphs that run, with and without a tape
+    signature    whether a model has changed since it was recorded
+    copies       copies of models
+    __init__     `Program`, which is ready to run, and the state of each model
 
 A model of this package's own classes needs no program: its layers have rules and tests. Any other
 model runs as the program that was checked, never as Python code. If it has no program, its examples
@@ -164,7 +164,7 @@ def _are_equal(first: Any, second: Any) -> bool:
 
 
 class Running(nn.Module):
-    """A module that runs a model's program, for torch.func. Its tensors are those of `model`."""
+    """A module that runs a model's program, for torch.func. Its tensors are the model's own."""
 
     def __init__(self, model: nn.Module, program: Program) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ def _find_examples(recorded: Recorded) -> Places:
     except Alone:
         raise
     except Exception as error:
-        raise Alone(f"the model has a call that is not known: {first_line(error)}") from None
+        raise Alone(f"the model makes a call that no rule supports: {first_line(error)}") from None
 
 
 @torch.no_grad()
@@ -265,12 +265,13 @@ def _require_same_for_one(
     output = program.run(model, map_leaves(torch.clone, example))
     if expected.numel() == output.numel():  # for one example, `squeeze()` also removes dimension 0
         expected = expected.reshape(output.shape)
-    is_alike = expected.shape == output.shape and expected.dtype == output.dtype
-    largest = float(expected.abs().nan_to_num(posinf=0.0).max())
-    if not is_alike or not torch.allclose(
-        expected, output, rtol=0, atol=ROUNDING * largest, equal_nan=True
-    ):
-        raise Alone("the model does something else for one example than for several")
+    is_same = expected.shape == output.shape and expected.dtype == output.dtype
+    if is_same:
+        largest = float(expected.abs().nan_to_num(posinf=0.0).max())
+        tolerance = ROUNDING * largest
+        is_same = torch.allclose(expected, output, rtol=0, atol=tolerance, equal_nan=True)
+    if not is_same:
+        raise Alone("the model behaves differently for one example than for several")
 
 
 # -------------------------------------------------------------------------- the state of each model

@@ -26,19 +26,20 @@ def copy_apart(
     memo: dict[int, Any] = {id(shared_object): shared_object for shared_object in shared}
     attributes = [value for module in model.modules() for value in vars(module).values()]
     for value in attributes:
-        if isinstance(value, Tensor) and not value.is_leaf:  # which `deepcopy` refuses
+        if isinstance(value, Tensor) and not value.is_leaf:  # `deepcopy` rejects such tensors
             memo[id(value)] = value.detach().clone()
     try:
-        twin = copy.deepcopy(model, dict(memo))
+        copied = copy.deepcopy(model, dict(memo))
     except Exception:  # a user's class may raise anything
         modules: dict[int, Any] = {id(module): module for module in model.modules()}
         for value in attributes:
             _share_uncopyable(value, memo, modules)
-        twin = copy.deepcopy(model, dict(memo))
-    for own, original in zip(twin.parameters(), model.parameters(), strict=True):
-        if own is not original and vars(original):  # which `deepcopy` leaves out
-            vars(own).update(copy.deepcopy(vars(original)))
-    return twin
+        copied = copy.deepcopy(model, dict(memo))
+    pairs = zip(copied.parameters(), model.parameters(), strict=True)
+    for parameter, original in pairs:
+        if parameter is not original:  # `deepcopy` leaves out a parameter's attributes
+            vars(parameter).update(copy.deepcopy(vars(original)))
+    return copied
 
 
 def _share_uncopyable(
@@ -46,16 +47,21 @@ def _share_uncopyable(
     memo: dict[int, Any],
     modules: dict[int, Any],
 ) -> None:
-    """Add to `memo` the objects within `value` that cannot be copied, such as locks.
+    """Add to `memo` the objects in a value that cannot be copied, such as locks.
 
-    An object is added only if it still cannot be copied once such parts of it are shared, so that
-    whatever lies beside a lock is copied.
+    An object is added only if it cannot be copied even with such parts of it shared. An object that
+    contains a lock is therefore copied, and only the lock is shared.
+
+    Args:
+        value: the value.
+        memo: objects that are shared, by id; extended in place.
+        modules: objects that are not followed, by id: modules, and objects that contain the value.
     """
     if id(value) in memo or id(value) in modules or _is_copyable(value, memo | modules):
         return
-    held = modules | {id(value): value}  # not to follow a cycle
+    outer = modules | {id(value): value}  # a reference back to the value would be a cycle
     for part in _parts_of(value):
-        _share_uncopyable(part, memo, held)
+        _share_uncopyable(part, memo, outer)
     if not _is_copyable(value, memo | modules):
         memo[id(value)] = value
 
