@@ -187,5 +187,5 @@ def test_trainings_of_other_units_have_no_epsilon_together(make: Make, tmp_path:
         for n, many in enumerate((2, 2, 4))
     )
     assert by_person.epsilon_with(again) == 0.0
-    with pytest.raises(UserError, match="all runs need the same delta and unit"):
+    with pytest.raises(UserError, match="all trainings need the same delta and unit"):
         by_person.epsilon_with(again, by_family)

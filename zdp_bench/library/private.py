@@ -1,4 +1,4 @@
-"""A private training in your own loop, which takes its steps one at a time."""
+"""`Private`: a private training in your own loop, one step at a time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from zdp_bench.privacy.noise import SecureNoise
 from zdp_bench.privacy.tally import Tally
 from zdp_bench.registry import lookup
 from zdp_bench.training import checkpoint
-from zdp_bench.training.batches import Size, draw_batch, read_in_pieces
+from zdp_bench.training.batches import MicroBatches, Size, draw_batch, read_in_pieces
 from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.evaluation import DIVERGED, GROWTH, WATCHED
 from zdp_bench.training.interrupts import explain_write_errors, stop_signals
@@ -57,17 +57,19 @@ from zdp_bench.training.step import Training, private_step
 
 log = logging.getLogger(__name__)
 EARLIER = "earlier trainings"  # a key of the file that `save` writes
-_STEP = Lock()  # threads step one at a time: hooks and generators belong to the whole process
+# Threads step one at a time, because hooks and random generators belong to the whole process.
+_STEP_LOCK = Lock()
+MIN_LOSS = 1e-6  # of a smaller initial loss, a later one of normal size would be a large multiple
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The batch of one step, which `Private.step` draws.
+    """A token for the batch of one step, whose examples `Private.step` draws.
 
-    It gives no access to its examples or their number: both are private.
+    It gives no access to the examples or to their number, because both are private.
 
     Attributes:
-        number: Number of the step, from 0.
+        number: Index of the step, from 0.
     """
 
     number: int
@@ -79,8 +81,11 @@ class Terms:
 
     Attributes:
         algorithm: Name of the algorithm.
-        target_epsilon: No step that would exceed it is taken; None for no limit.
-        count_earlier: Count steps of the ledger in ε although this model may not have taken them.
+        delta: δ of (ε, δ)-differential privacy.
+        target_epsilon: Largest tight ε that the steps may reach; None for no limit.
+        precision: Precision of the forward pass, such as "bf16"; None for float32.
+        regulariser: Function of the model whose gradient is added after the noise, or None.
+        count_earlier: Whether ε counts steps in the ledger that this model may not have taken.
     """
 
     algorithm: str
@@ -93,7 +98,7 @@ class Terms:
 
 @dataclass(eq=False, repr=False)
 class Private:
-    """A private training, made by `make_private`.
+    """A private training. `make_private` creates it.
 
         for batch in private.batches():
             private.step(batch)
@@ -102,12 +107,14 @@ class Private:
     Formal guarantees, provided that the training examples are used in `step` only:
         - At any time, the weights are (`epsilon`, δ)-differentially private for data sets that
           differ in one example or, with `unit`, in all examples of one owner.
-        - `epsilon` counts every step in the ledger, of this and of earlier processes.
+        - `epsilon` counts every step in the ledger, including those of earlier processes.
         - With `target_epsilon`, `batches` ends before ε would exceed it.
-        - A copy of the process takes no step, and threads take their steps one after the other.
+        - A forked copy of the process takes no steps. Threads take steps one after the other.
 
     Attributes:
-        steps: Number of steps of all epochs.
+        model: The model that is trained.
+        optimizer: The optimizer, or several in one.
+        steps: Total number of steps in all epochs.
         done: Number of steps that the model has taken.
     """
 
@@ -127,28 +134,31 @@ class Private:
     done: int = 0
 
     def __post_init__(self) -> None:
-        finalize(self, _let_go, self.journal.resources)  # users of notebooks rarely call close()
-        self._next: Batch | None = None
-        self._taken = 0  # steps of this process
-        self._not_taken = 0 if self.terms.count_earlier else self.ledger.releases
-        self._trained = _what_trains(dict(self.model.named_parameters()))
-        self._left: Marks | None = {}  # the weights after the last step; None once a change is said
+        finalize(self, _release, self.journal.resources)  # users of notebooks rarely call close()
+        self._pending: Batch | None = None  # the batch that `batches` yielded and `step` must take
+        self._num_steps_here = 0  # taken in this process
+        self._num_untaken = 0 if self.terms.count_earlier else self.ledger.releases
+        self._checked_parameters = _trained_parameters(dict(self.model.named_parameters()))
+        # Marks of the weights after the last step, which detect changes. Empty if there is nothing
+        # to compare with; None once a change has been reported.
+        self._marks: Marks | None = {}
         self._earlier: Trainings = starts.find(self.model, self.journal.path.parent)
-        self._written: WrittenError | None = None
+        self._write_error: WrittenError | None = None
         self._modes = {module: module.training for module in self.model.modules()}
-        self._start = max(self._checked_loss(), 1e-6)
-        self._limit: int | None = None
+        self._initial_loss = max(self._checked_loss(), MIN_LOSS)
+        self._max_releases: int | None = None
         target = self.terms.target_epsilon
         if target is not None:
-            most = self.ledger.releases + self.steps
-            self._limit = affordable_steps(self.algorithm.mechanism(), self.delta, target, most)
+            all_releases = self.ledger.releases + self.steps
+            mechanism = self.algorithm.mechanism()
+            self._max_releases = affordable_steps(mechanism, self.delta, target, all_releases)
         self._training = Training(
             self.algorithm,
             self.model,
             self.optimizer,
-            SecureNoise(),  # each step brings its own
+            SecureNoise(),  # a placeholder: each step has its own noise source
             self.ledger,
-            self._limit,
+            self._max_releases,
             self.ranks,
         )
         watch_steps(self.model, self.optimizer, self.journal.resources)
@@ -162,41 +172,42 @@ class Private:
 
     @property
     def delta(self) -> float:
-        """The δ of (ε, δ)."""
+        """δ of (ε, δ)-differential privacy."""
         return self.terms.delta
 
     @property
     def ledger(self) -> Tally:
-        """The steps of this training in all processes so far."""
+        """The ledger, which lists the steps of this training in all processes so far."""
         return self.journal.ledger
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batch of every remaining step; call `step` on each.
+        """Yield the batch of each remaining step. Call `step` on every batch.
+
+        It ends early if `target_epsilon` is used up.
 
         Raises:
-            UserError: The previous batch was skipped, or the ledger holds steps that the model has
-                not taken.
+            UserError: The previous batch was skipped, the model has diverged, or the ledger holds
+                steps that the model has not taken.
         """
         self._require_taken()
         try:
             while self.done < self.steps and not self._is_spent():
-                self._next = Batch(self.done)
-                yield self._next
-                if self._next is not None:
+                self._pending = Batch(self.done)
+                yield self._pending
+                if self._pending is not None:
                     raise UserError(
                         f"the batch of step {self.done:,} was skipped: call private.step(batch) on "
                         "every batch. Steps that depend on a batch's contents are not private."
                     )
         finally:
-            if (
-                self._taken
-            ):  # a training that starts from these weights then composes its ε with this one
+            # A training that starts from these weights can then compose its ε with this one's.
+            if self._num_steps_here:
                 starts.note(self.model, self._trainings())
         self._require_sound()
         if self.done < self.steps:
             log.warning(
                 "stopped at %d of %d steps, because target_epsilon is used up: %d more steps in "
-                "the ledger (lost or of another model) count too",
+                "the ledger (lost, or taken by another model) also count",
                 self.done,
                 self.steps,
                 self.ledger.releases - self.done,
@@ -204,97 +215,119 @@ class Private:
 
     def _require_taken(self) -> None:
         """Reject a model that has not taken the steps in the ledger."""
-        if not self._not_taken:
+        if not self._num_untaken:
             return
-        first = (
-            f"no saved state in {self.checkpoint.name} to continue from (private.save() saves one)"
-            if self.journal.saved is None
-            else "call private.resume() to continue from the saved state"
-        )
+        if self.journal.saved is None:
+            name = self.checkpoint.name
+            advice = f"there is no saved state in {name} to continue from (private.save() saves it)"
+        else:
+            advice = "call private.resume() to continue from the saved state"
         raise UserError(
-            f"{self.journal.path}: holds {self._not_taken:,} steps that this model has not "
-            f"taken: {first}. If it went through them, or may have, pass count_earlier=True so "
+            f"{self.journal.path}: holds {self._num_untaken:,} steps that this model has not "
+            f"taken: {advice}. If the model took them, or may have, pass count_earlier=True so "
             "that every ε includes them. To train another, untrained model, use another ledger."
         )
 
     def _is_spent(self) -> bool:
-        return self._limit is not None and self.ledger.releases >= self._limit
+        return self._max_releases is not None and self.ledger.releases >= self._max_releases
 
     def step(self, batch: Batch) -> None:
         """Draw the batch, and take one private step of the optimizer on it.
 
         The step is written to the ledger before its noise is drawn. Every module is set to the mode
-        it had when `make_private` checked it, so you may leave the model in `eval()` after an
-        evaluation. A signal is handled after the step; a second ctrl-C is not held back.
+        that it had when `make_private` checked it, so you may leave the model in `eval()` after an
+        evaluation. SIGTERM and Ctrl-C take effect after the step; a second Ctrl-C takes effect at
+        once.
+
+        Args:
+            batch: The batch that `batches` yielded last.
 
         Raises:
-            UserError: `batch` is not the last one that `batches` yielded, the model is not the one
-                that was checked, or the training belongs to another process.
+            UserError: `batch` is another one, the model is not the one that was checked, the model
+                has diverged, or the training belongs to another process.
         """
         self.ledger.require_own_process()
-        unwritten = explain_write_errors(self.journal.path, "call it again")
-        with _STEP, for_python(), unwritten, stop_signals() as received:
+        explaining = explain_write_errors(self.journal.path, "call it again")
+        with _STEP_LOCK, for_python(), explaining, stop_signals() as received_signal:
             self._step(batch)
-        if number := received():
+        number = received_signal()
+        if number:
             signal.raise_signal(number)
 
     def _step(self, batch: Batch) -> None:
-        if batch is not self._next:
-            raise UserError("private.step accepts the last batch of private.batches(), once.")
+        if batch is not self._pending:
+            raise UserError(
+                "private.step takes the batch that private.batches() yielded last, and only once."
+            )
         require_gradients("private.step")
         parameters = self._check_weights()
         self._check_trained(parameters)
-        if self._taken % WATCHED == 0:
+        if self._num_steps_here % WATCHED == 0:
             self._require_sound()
-        if self.done % max(1, self.steps // self.plan.epochs) == 0:
+        steps_per_epoch = max(1, self.steps // self.plan.epochs)
+        if self.done % steps_per_epoch == 0:
             renew(self.model)
-        self._taken += 1
-        model = self.model
-        keys, ranks = self.keys, self.ranks
+        self._num_steps_here += 1
+        self._restore_modes()
+        model, keys, ranks = self.model, self.keys, self.ranks
+        ranks.require_same({"step": (batch.number, self.ledger.releases)})
+        key = ranks.broadcast(keys.of_step(model, self.ledger))
+        training = replace(self._training, noise=keys.noise(key))
+        device = next(iter(parameters.values())).device
+        regularised = adds_gradient(model, self.optimizer, self.terms.regulariser, ranks)
+        # Dropout draws numbers for every example, so the generator's state after the step would
+        # reveal how many examples there were.
+        own_generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
+        precision = arithmetic(self.terms.precision, False, model, self.algorithm, device)
+        with regularised, own_generators, takes_parts(model), precision:
+            micro_batches, divisor = self._draw(batch, key, device)
+            try:
+                with in_private_step():
+                    private_step(training, batch.number, micro_batches, divisor)
+            except WrittenError as error:
+                self._write_error = error
+                raise
+            except KeyboardInterrupt:
+                # The weights may hold part of the step. Its noise was added, so ε still holds, and
+                # this change of the weights must not cause a warning.
+                self._marks = {}
+                raise
+        self.done += 1
+        self._pending = None
+        if self._marks is not None:
+            self._marks = mark_weights(parameters)
+
+    def _restore_modes(self) -> None:
+        """Set every module to the mode in which the model was checked."""
         for module, mode in self._modes.items():
             if module.training != mode:
                 module.training = mode
-        adding = adds_gradient(model, self.optimizer, self.terms.regulariser, ranks)
-        told = batch.number, self.ledger.releases
-        ranks.require_same({"step": told})
-        key = ranks.broadcast(keys.of_step(model, self.ledger))
-        device = next(iter(parameters.values())).device
-        training = replace(self._training, noise=keys.noise(key))
-        exact = arithmetic(self.terms.precision, False, model, self.algorithm, device)
-        # Dropout draws for every example, so the generator's state would reveal their number.
-        seeds = torch.random.fork_rng([device] if device.type == "cuda" else [])
-        with adding, seeds, takes_parts(model), exact:
-            units = self.units
-            indices, shares, divisor = draw_batch(
-                self.plan, key, batch.number, keys.secure, ranks, units.owners, units.count
-            )
-            first: dict[str, Any] = {}
 
-            def read(cut: slice) -> Any:
-                return first.pop(str(cut), None) or self.examples.batch(indices[cut])
+    def _draw(self, batch: Batch, key: str, device: torch.device) -> tuple[MicroBatches, float]:
+        """Draw a step's examples; return them in micro-batches, and the divisor of their sum."""
+        indices, shares, divisor = draw_batch(
+            self.plan,
+            key,
+            batch.number,
+            self.keys.secure,
+            self.ranks,
+            self.units.owners,
+            self.units.count,
+        )
+        already_read: dict[str, Any] = {}  # by slice, which cannot be hashed itself
 
-            pieces = read_in_pieces(read, len(indices), self.size, device, shares=shares)
-            # Read the first piece now: items that do not form a batch raise before the step counts.
-            for cut, _ in pieces.cuts()[:1]:
-                first[str(cut)] = read(cut)
-            try:
-                with in_private_step():
-                    private_step(training, batch.number, pieces, divisor)
-            except WrittenError as error:
-                self._written = error
-                raise
-            except (
-                KeyboardInterrupt
-            ):  # the weights may hold half a step, with its noise: ε still holds
-                self._left = {}
-                raise
-        self.done += 1
-        self._next = None
-        if self._left is not None:
-            self._left = mark_weights(parameters)
+        def read(cut: slice) -> Any:
+            return already_read.pop(str(cut), None) or self.examples.batch(indices[cut])
+
+        micro_batches = read_in_pieces(read, len(indices), self.size, device, shares=shares)
+        # Read the first micro-batch now, so that items that do not form a batch raise an error
+        # before the step is in the ledger.
+        for cut, _ in micro_batches.cuts()[:1]:
+            already_read[str(cut)] = read(cut)
+        return micro_batches, divisor
 
     def _require_sound(self) -> None:
-        """Reject a model that has diverged; warn once if it seems to.
+        """Reject a model that has diverged; warn once if it seems to have.
 
         This looks at the noisy weights and at public examples, never at training examples.
         """
@@ -302,15 +335,16 @@ class Private:
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
             raise UserError(f"{DIVERGED} step {self.done:,}: the weights are not finite. {advice}")
         loss = self._checked_loss()
-        if self._start < math.inf and not loss <= GROWTH * self._start:
+        # `not <=` instead of `>`, because the loss may be NaN.
+        if self._initial_loss < math.inf and not loss <= GROWTH * self._initial_loss:
             log.warning(
                 "%s step %d, it seems: the loss on the check's examples rose from %.3g to %.3g. %s",
-                *(DIVERGED, self.done, self._start, loss, advice),
+                *(DIVERGED, self.done, self._initial_loss, loss, advice),
             )
-            self._start = math.inf  # do not warn again
+            self._initial_loss = math.inf  # do not warn again
 
     def _checked_loss(self) -> float:
-        """Return the mean loss on the examples of the check, with the same draws each time."""
+        """Return the mean loss on the check's examples, with the same random draws each time."""
         inputs, targets = self.checked.batch
         with torch.no_grad(), takes_parts(self.model), preserve_random_state():
             set_seed(0)
@@ -318,40 +352,40 @@ class Private:
 
     def _check_weights(self) -> dict[str, nn.Parameter]:
         """Return the parameters; warn once if something other than `step` changed them."""
-        if self._written is not None:
-            raise self._written
+        if self._write_error is not None:
+            raise self._write_error
         parameters = dict(self.model.named_parameters())
-        if self._left and self._left != mark_weights(parameters):
-            self._left = None
+        if self._marks and self._marks != mark_weights(parameters):
+            self._marks = None
             self._earlier |= starts.find(self.model, self.journal.path.parent)
             log.warning(
                 "the weights were changed outside private.step: ε holds for them only if what "
-                "changed them (an average, a clamp?) saw no private data"
+                "changed them, such as averaging or clamping, used no private data"
             )
         return parameters
 
     def _check_trained(self, parameters: dict[str, nn.Parameter]) -> None:
         """Reject a model whose trained parameters are not those that were checked."""
-        now = _what_trains(parameters)
-        names = now.keys() | self._trained.keys()
-        unchanged = {name for name in names if _is_same(now.get(name), self._trained.get(name))}
-        changed = names - unchanged
+        before = self._checked_parameters
+        now = _trained_parameters(parameters)
+        names = now.keys() | before.keys()
+        changed = [name for name in names if not _is_same(now.get(name), before.get(name))]
         if changed:
             raise UserError(
-                f"parameter '{min(changed)}' was frozen, set free, or replaced after make_private "
-                "checked the model: call make_private again, with another ledger, and state "
-                "private.epsilon_with(...) of both."
+                f"parameter '{min(changed)}' was frozen, unfrozen or replaced after make_private "
+                "checked the model: call make_private again with another ledger, and state the ε "
+                "of both trainings, private.epsilon_with(...)."
             )
         require_held(parameters, self.optimizer)
 
     def _sync(self) -> None:
-        """Force the ledger to disk, before any result of its steps leaves the process."""
+        """Force the ledger to disk. Call this before any result of its steps leaves the process."""
         with explain_write_errors(self.journal.path, "call it again"):
             self.ledger.sync()
 
     @property
     def epsilon(self) -> float:
-        """The tight ε of all releases so far, which this call forces to disk."""
+        """The tight ε of all releases so far. Reading it forces the ledger to disk."""
         self._sync()
         mechanism = self.algorithm.mechanism()
         return tight_epsilon(mechanism, self.ledger.releases, self.delta)
@@ -359,46 +393,58 @@ class Private:
     def epsilon_with(self, *others: Private) -> float:
         """Return the tight ε of several trainings together.
 
-        Each may have its own noise, bound and sampling rate, such as the stages of a schedule: the
-        final weights then have this ε. All steps of every ledger count, in whatever order they were
-        taken (`composition.compose_epsilon`).
+        Noise, bound and sampling rate may differ, as between the stages of a schedule. Weights that
+        took part in all trainings have this ε. All steps in every ledger count, and their order
+        does not matter (`composition.compose_epsilon`).
+
+        Args:
+            others: Trainings on the same data, each with a ledger of its own.
+
+        Returns:
+            ε of all of them at `delta`.
 
         Raises:
             UserError: Another training has a different δ or protects different units.
         """
         trainings = (self, *others)
         if not all(isinstance(training, Private) for training in trainings):
-            raise UserError("private.epsilon_with takes what make_private returned: (a, b).")
+            raise UserError(
+                "private.epsilon_with: pass trainings that make_private returned, such as "
+                "first.epsilon_with(second)."
+            )
         ledgers = {training.journal.path.resolve() for training in trainings}
         if len(ledgers) < len(trainings):
-            raise UserError("private.epsilon_with: pass each ledger's run once.")
+            raise UserError("private.epsilon_with: pass each training once.")
         spent = []
         for training in trainings:
             training._sync()
             if training.delta != self.delta or training.units.digest != self.units.digest:
-                raise UserError("private.epsilon_with: all runs need the same delta and unit.")
+                raise UserError("private.epsilon_with: all trainings need the same delta and unit.")
             spent.append(training._as_earlier().spent)
         return compose_epsilon(spent, self.delta)
 
     def report(self) -> dict[str, Any]:
         """Return the `privacy` section of a record, without a paper's claimed ε.
 
-        `epsilon_of` says what ε protects: an example or, with `unit`, an owner with at most
-        `examples_per_owner` examples in a step; `epsilon_part` is then the ε of one of these
-        examples. In addition:
-            - `randomness_from` is the source of noise and batches;
-            - `fixed_state` lists the buffers and frozen parameters that the output depends on, and
-              that no ε covers;
-            - `start` lists the earlier trainings that the starting weights are known to come from,
-              and the ε of all together;
-            - `steps_taken` counts the steps that led to these weights, and `steps`, which ε counts,
-              all steps in the ledger.
+        Returns:
+            The fields of the section, and these:
+                - `epsilon_of`: what ε protects, an example or, with `unit`, an owner;
+                - `examples_per_owner`: with `unit`, the largest number of an owner's examples in a
+                  step;
+                - `epsilon_part`: with `unit`, the ε of one of these examples;
+                - `randomness_from`: the source of noise and batches;
+                - `fixed_state`: names of the buffers and frozen parameters that the output depends
+                  on, and that no ε covers;
+                - `start`: the earlier trainings that the starting weights are known to come from,
+                  and the ε of all trainings together;
+                - `steps_taken`: number of steps that led to these weights. `steps` counts all
+                  steps in the ledger, as ε does.
         """
         self._sync()
         releases = self.ledger.releases
-        mechanism, secure = self.algorithm.mechanism(), self.keys.secure
+        mechanism = self.algorithm.mechanism()
         start = starts.describe(self._as_earlier(), self._before(), self.delta)
-        report = released_report(mechanism, self.ledger, releases, self.delta, secure)
+        report = released_report(mechanism, self.ledger, releases, self.delta, self.keys.secure)
         unit: dict[str, Any] = {"epsilon_of": "example"}
         if self.units.owners is not None:
             unit = {
@@ -421,17 +467,22 @@ class Private:
 
     def _as_earlier(self) -> Earlier:
         """Describe this training for a later one that starts from its weights."""
-        mechanism, steps = self.algorithm.mechanism(), self.ledger.releases
-        ledger = str(self.journal.path.resolve())
-        return Earlier(ledger, self.units.stated, mechanism.z, mechanism.sampling, steps)
+        mechanism = self.algorithm.mechanism()
+        return Earlier(
+            ledger=str(self.journal.path.resolve()),
+            owners=self.units.stated,
+            z=mechanism.z,
+            sampling=mechanism.sampling,
+            steps=self.ledger.releases,
+        )
 
     def _before(self) -> Trainings:
-        """Return the other trainings that took part in these weights."""
-        own = str(self.journal.path.resolve())
-        return frozenset(training for training in self._earlier if training.ledger != own)
+        """Return the other trainings that the weights come from."""
+        own_ledger = str(self.journal.path.resolve())
+        return frozenset(training for training in self._earlier if training.ledger != own_ledger)
 
     def _trainings(self) -> Trainings:
-        """Return all trainings that took part in these weights."""
+        """Return all trainings that the weights come from, including this one."""
         return self._before() | {self._as_earlier()}
 
     def export(
@@ -449,13 +500,13 @@ class Private:
         Args:
             folder: Folder to create; if it exists, it must be empty.
             name: Name of the model on its card. Default: the name of its class.
-            data: Name of the training data on the card.
-            metrics: Metrics by name, measured on data that was not used in training.
+            data: Name of the training data on the card. Default: "own data".
+            metrics: Metrics by name, measured on data that was not used in training. Default: none.
 
         Raises:
-            UserError: The folder is not empty, a metric is not a number, something other than the
-                trained weights has changed, or no ε is known for this training together with an
-                earlier one of these weights.
+            UserError: The folder is not empty, a metric is not a number, a buffer or frozen
+                parameter has changed, the model has diverged, or the weights also come from an
+                earlier training and the ε of both together is unknown.
         """
         write_own = lookup("exporter", "folder")
         self._require_sound()
@@ -464,11 +515,11 @@ class Private:
         if report["start"].get("epsilon_tight", 0.0) is None:
             names = sorted(Path(training.ledger).name for training in self._before())
             raise UserError(
-                f"private.export: these weights were also trained under {', '.join(names)}, of "
-                "another unit or sampling, and no ε of both is known: save them yourself, and say "
-                "so."
+                f"private.export: these weights were also trained with {', '.join(names)}, which "
+                "has another unit or sampling, so the ε of both together is unknown: save the "
+                "weights yourself, and state this."
             )
-        if not self.ranks.is_first:  # all have the same
+        if not self.ranks.is_first:  # all ranks have the same weights
             return
         self._sync()
         train = len(self.examples) if self.plan.sampling.records else None  # None: private
@@ -489,9 +540,13 @@ class Private:
         return self.journal.path.with_suffix(".pt")
 
     def save(self, scheduler: LRScheduler | None = None) -> None:
-        """Save weights, optimizer and scheduler beside the ledger, completely or not at all."""
+        """Save weights, optimizer and scheduler beside the ledger, atomically.
+
+        Args:
+            scheduler: Learning rate scheduler of your loop. Default: none.
+        """
         self._check_weights()
-        if not self.ranks.is_first:  # all have the same
+        if not self.ranks.is_first:  # all ranks have the same weights
             return
         self._sync()
         state = checkpoint.Checkpoint(
@@ -511,10 +566,10 @@ class Private:
             starts.save(self.journal.path, self.model, self._trainings())
 
     def _describe_built(self, scheduler: LRScheduler | None) -> dict[str, Any]:
-        """Return what must be equal on resuming although torch does not compare it."""
+        """Return what must be the same when resuming, but is not compared by torch."""
 
         def kinds(schedule: Any) -> list[Any]:
-            inner = getattr(schedule, "_schedulers", ())
+            inner = getattr(schedule, "_schedulers", ())  # of SequentialLR and ChainedScheduler
             return [type(schedule).__name__, *map(kinds, inner)]
 
         optimizer = self.optimizer
@@ -528,36 +583,42 @@ class Private:
         }
 
     def resume(self, scheduler: LRScheduler | None = None) -> bool:
-        """Continue from the state that an earlier process saved; return False if there is none.
+        """Continue from the state that an earlier process saved.
 
-        Steps that a killed process took after saving are taken again as new releases, and count
-        again, because nothing guarantees that your code repeats them bit for bit.
+        Steps that a killed process took after saving are taken again. They are new releases and
+        count again, because nothing guarantees that your code repeats them bit for bit.
+
+        Args:
+            scheduler: Learning rate scheduler whose state is also loaded. Default: none.
+
+        Returns:
+            False if there is no saved state, else True.
 
         Raises:
-            UserError: This process has already taken steps, or the saved model, optimizer or
-                scheduler is a different one.
+            UserError: This process has already taken steps, or the saved state does not fit model,
+                optimizer or scheduler.
         """
         if self.done:
-            raise UserError("private.resume() comes before the first step.")
-        if self.journal.saved is None:
+            raise UserError("call private.resume() before the first step.")
+        saved = self.journal.saved
+        if saved is None:
             return False
         built = self._describe_built(scheduler)
         try:
-            earlier = map(Earlier.from_dict, self.journal.saved.built.get(EARLIER, ()))
-            for what, own in built.items():
-                if self.journal.saved.built[what] != own:
-                    raise checkpoint.Misfit(f"the {what} was another")
-            self.journal.saved.restore(
-                self.model, self.optimizer, scheduler, self.algorithm.carried
-            )
+            earlier = map(Earlier.from_dict, saved.built.get(EARLIER, ()))
+            for what, description in built.items():
+                if saved.built[what] != description:
+                    raise checkpoint.Misfit(f"the {what} differs")
+            saved.restore(self.model, self.optimizer, scheduler, self.algorithm.carried)
             self._earlier = frozenset(earlier)
         except (checkpoint.Misfit, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{self.checkpoint}: does not fit this model, optimizer and schedule: "
                 f"{first_line(error)} Create them as they were when it was saved."
             ) from None
-        self.done, self._not_taken = self.journal.saved.step, 0
-        self._left = mark_weights(dict(self.model.named_parameters()))
+        self.done = saved.step
+        self._num_untaken = 0
+        self._marks = mark_weights(dict(self.model.named_parameters()))
         return True
 
     def close(self) -> None:
@@ -567,8 +628,8 @@ class Private:
 
     def __reduce__(self) -> NoReturn:
         raise UserError(
-            "a private training run is not copied or sent to another process, where its steps "
-            "would be counted apart: call make_private there, with a ledger of its own."
+            "a private training cannot be copied or sent to another process, because its steps "
+            "there would be counted separately: call make_private there, with another ledger."
         )
 
     def __enter__(self) -> Private:
@@ -578,27 +639,28 @@ class Private:
         self.close()
 
 
-def _let_go(resources: ExitStack) -> None:
-    """Close the ledger of a training that nothing refers to any more."""
-    with suppress(UserError):  # no caller is left to be told that the folder was deleted
+def _release(resources: ExitStack) -> None:
+    """Close the ledger of a training that is garbage-collected."""
+    with suppress(UserError):  # the folder was deleted, and no caller could handle the error
         resources.close()
 
 
 def _join_lines(text: str) -> str:
-    """Return a text on one line, for a model card whose fields are lines."""
+    """Return a text on one line, because each field of a model card is one line."""
     return printable(" ".join(text.split()))
 
 
-def _what_trains(
-    parameters: dict[str, nn.Parameter],
-) -> dict[str, tuple[nn.Parameter, torch.dtype]]:
+# A trained parameter and its dtype, which a conversion of the model changes in place.
+_Trained = tuple[nn.Parameter, torch.dtype]
+
+
+def _trained_parameters(parameters: dict[str, nn.Parameter]) -> dict[str, _Trained]:
     """Return each trained parameter and its dtype, by name."""
     return {name: (p, p.dtype) for name, p in parameters.items() if p.requires_grad}
 
 
-def _is_same(
-    now: tuple[nn.Parameter, torch.dtype] | None, before: tuple[nn.Parameter, torch.dtype] | None
-) -> bool:
+def _is_same(now: _Trained | None, before: _Trained | None) -> bool:
+    """Return True if both are the same object and dtype; False if one is missing."""
     if now is None or before is None:
         return False
     return now[0] is before[0] and now[1] == before[1]
