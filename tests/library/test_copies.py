@@ -67,7 +67,7 @@ def test_without_a_seed_no_two_keys_follow_from_the_same_memory(make: Make, tmp_
     for name, randomness in (("once", {}), ("always", {"secure": True})):
         private = make(ledger=tmp_path / f"{name}.jsonl", **randomness)
         keys, model = private.keys, private.model
-        assert len({keys.of_step(model, private.ledger) for _ in range(3)}) == 3
+        assert len({keys.step_key(model, private.ledger) for _ in range(3)}) == 3
 
 
 def test_threads_take_their_steps_one_after_the_other(make: Make, tmp_path: Path) -> None:

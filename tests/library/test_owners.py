@@ -101,7 +101,7 @@ def test_a_drawn_owner_brings_all_examples_or_so_many(make: Make) -> None:
 def test_a_seed_covers_who_owns_what(make: Make, tmp_path: Path) -> None:
     def key(name: str, **given: Any) -> str:
         private = make(ledger=tmp_path / f"{name}.jsonl", seed=3, **{"max_examples": 8} | given)
-        return private.keys.of_step(private.model, private.ledger)
+        return private.keys.step_key(private.model, private.ledger)
 
     swapped = [OWNERS[1], OWNERS[0], *OWNERS[2:]]
     keys = [
@@ -126,11 +126,11 @@ def test_a_ledger_of_other_owners_is_refused(make: Make) -> None:
     ("changed", "sentence"),
     [
         ({"unit": "patient"}, "a column of 60 owners or as a function"),
-        ({"unit": OWNERS[1:]}, "names the owners of 59 examples, and the dataset has 60"),
+        ({"unit": OWNERS[1:]}, "names the owners of 59 examples, but the dataset has 60"),
         ({"unit": [None, *OWNERS[1:]]}, "owner of example 0 is None, which is missing"),
         ({"unit": lambda _: object()}, "cannot be compared"),
         (MANY | {"dataset": data(), "unit": OWNERS}, "with n = 15, adding or removing one"),
-        ({"max_examples": 2}, "applies to unit= only"),
+        ({"max_examples": 2}, "has an effect with unit= only"),
         ({"unit": OWNERS, "algorithm": "gredp", "max_examples": 2}, "cannot clip several exam"),
     ],
 )

@@ -308,7 +308,7 @@ def test_a_seeded_training_shares_noise_with_its_own_repetition_alone(
 
     def first_key(**given: Any) -> str:
         private = make(ledger=tmp_path / f"{next(ledgers)}.jsonl", **{"seed": 3} | given)
-        return private.keys.of_step(private.model, private.ledger)
+        return private.keys.step_key(private.model, private.ledger)
 
     own = first_key()
     assert first_key() == own
@@ -350,12 +350,12 @@ def test_an_attempt_that_failed_counts_and_its_noise_is_not_used_again(
 ) -> None:
     private = make()
     batch = next(private.batches())
-    key = private.keys.of_step(private.model, private.ledger)
+    key = private.keys.step_key(private.model, private.ledger)
     with monkeypatch.context() as patch:
         patch.setattr(private.optimizer, "step", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             private.step(batch)
-    assert private.keys.of_step(private.model, private.ledger) != key
+    assert private.keys.step_key(private.model, private.ledger) != key
     private.step(batch)
     assert (private.done, private.ledger.releases) == (1, 2)
 
@@ -544,7 +544,7 @@ def told(make: Make, folder: Path, many: int, **given: Any) -> tuple[dict[str, A
         "mechanism": private.algorithm.mechanism(),
         "plan": private.plan,
         "divisor": private.plan.draw("key", 0, False, private.units.count)[1],
-        "run": private.journal.training,
+        "run": private.journal.training_digest,
         "steps": private.steps,
         "epsilon": private.epsilon,
         "report": report,

@@ -46,7 +46,7 @@ def trained(folder: Path, name: str) -> Private:
     """A case after a few steps, with keys that every number of processes has."""
     private = started(folder, name, **CASES[name])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Keys, "of_step", lambda _, __, ledger: f"key {ledger.releases}")
+        patch.setattr(Keys, "step_key", lambda _, __, ledger: f"key {ledger.releases}")
         train(private, most=STEPS)
     return private
 
@@ -205,9 +205,9 @@ def test_a_saved_training_goes_on_in_all_processes(joint: tuple[Path, Any]) -> N
 
 def test_what_several_processes_cannot_do_is_refused(joint: tuple[Path, Any]) -> None:
     found = joint[1]
-    refused = [(said, "2 train together; leave it out") for said in found["seeded"]]
+    refused = [(said, "2 train together: remove it") for said in found["seeded"]]
     refused += [(said, "rank 1 has another step than rank 0") for said in found["uneven"]]
-    refused += [(said, "split among processes") for said in found["split"]]
+    refused += [(said, "sharded across processes") for said in found["split"]]
     for name, of_each in found["different"].items():
         named = f"rank 1 has another {name.partition(':')[0]} than rank 0"
         refused += [(said, named) for said in of_each]

@@ -322,7 +322,7 @@ def test_a_run_that_was_stopped_counts_with_all_the_steps_it_plans(tmp_path: Pat
     begin(tmp_path, budget, steps=45, name="a")  # itself, further
     # what is not known is not taken for nothing
     (home / FILE).write_text("{")
-    with pytest.raises(UserError, match=r"is damaged .* So its run's ε is not known"):
+    with pytest.raises(UserError, match=r"is damaged .* So the ε of its run is not known"):
         begin(tmp_path, budget, steps=1)
     begin(tmp_path, budget, steps=45, name="a")  # the same run writes it again
     assert planned().spent.steps == 45

@@ -31,7 +31,7 @@ from zdp_bench.library.arguments import (
 )
 from zdp_bench.library.examples import Items
 from zdp_bench.library.journal import TrainingName, open_journal, require_ledger_name
-from zdp_bench.library.keys import kind_of, make_keys
+from zdp_bench.library.keys import make_keys, randomness_kind
 from zdp_bench.library.model_check import check, require_gradients
 from zdp_bench.library.optimizers import Regulariser
 from zdp_bench.library.private import Private, Terms
@@ -77,16 +77,17 @@ def make_private(
 ) -> Private:
     """Return a private training of your model, with the step, checks and ledger of `zdp-bench run`.
 
-    The model is checked on random inputs and not changed: it gets no wrapper, hook or other class.
+    The model is checked on random inputs. It is not changed: there are no wrappers or hooks, and
+    its class stays the same.
 
     Args:
-        model: on the device of the training, in training mode. Parameters that do not require a
-            gradient stay frozen, and are public.
-        optimizer: one of torch.optim's that needs gradients only, or a list of several that share
-            the model's parameters. Call a scheduler's `step` yourself.
-        dataset: a map-style dataset whose items are (input, target). Inputs in a tuple or a
+        model: Model, in training mode and on the device of the training. Parameters that do not
+            require a gradient stay frozen, and are public.
+        optimizer: Optimizer of torch.optim that uses only the gradients in `.grad`, or a list of
+            optimizers that share the model's parameters. Call a scheduler's `step` yourself.
+        dataset: Map-style dataset whose items are (input, target). Inputs in a tuple or a
             dictionary are passed to the model as its arguments, in order or by name.
-        loss: a function of (outputs, targets) that returns one loss per example, [B], never their
+        loss: Function of (outputs, targets) that returns one loss per example, [B], never their
             mean. It is evaluated separately for each example, so examples cannot mix.
         epochs: Total number of epochs, each 1 / sample rate steps. To extend a finished training,
             pass a larger number and call `resume`; the noise multiplier must stay the same.
@@ -108,37 +109,39 @@ def make_private(
             noise. It costs no ε, so it must not depend on any training example.
         probe: Examples (inputs, targets), [B, ...], that are public or made up. Needed if model or
             loss cannot run on random inputs; the checks then use these examples.
-        unit: The owner of each example, such as its patient: a column of strings or numbers, [n],
-            or a function of an example's index. Each step then draws owners, the mean gradient of
-            an owner's examples is clipped, and ε is an owner's. Default: ε is an example's.
-        max_examples: Largest number of examples used of an owner in a step. Of an owner with more,
-            each step draws others. Default: no limit.
-        sample_rate, expected_batch: Use these instead of `batch_size` if n is private: the
-            probability that a step draws an example, and the divisor of the noisy sum. Choose both
-            without looking at the data.
-        algorithm: Name of a private algorithm; `zeta_dp_sgd` for complex parameters.
+        unit: Owner of each example, such as its patient: a column of strings or numbers, [n], or a
+            function of an example's index. Each step then draws owners, the mean gradient of an
+            owner's examples is clipped, and ε protects an owner. Default: ε protects an example.
+        max_examples: Largest number of an owner's examples in a step. If an owner has more, each
+            step chooses among them at random. Default: no limit.
+        sample_rate, expected_batch: Probability that a step draws an example, and divisor of the
+            noisy sum. Use them instead of `batch_size` if n is private, and choose both without
+            looking at the data.
+        algorithm: Name of a private algorithm; `zeta_dp_sgd` for complex parameters. Default:
+            `dp_sgd`.
         micro_batch: Number of examples processed at once, at most 1,024; halved if memory runs out.
-            It affects memory and speed only.
-        precision: "bf16" runs the forward pass in bfloat16; sums stay in float32.
-        seed: Makes a training repeatable on the same machine, for experiments. The noise key hashes
-            every example once, and all weights at each step, which is slow for large models
+            It affects memory and speed only. Default: 1,024.
+        precision: "bf16" runs the forward pass in bfloat16; sums stay in float32. Default: float32.
+        seed: Seed that makes a training repeatable on the same machine, for experiments. All
+            examples are hashed once, and all weights at each step, which is slow for large models
             (`library.keys`). Default: keys come from the operating system.
-        secure: Draw noise and batches from a cryptographic generator, for weights that are released
-            to an adversary. Default: False.
+        secure: Whether noise and batches come from a cryptographic generator, for weights that are
+            released to an adversary. Default: False.
         options: Options of the algorithm, as in the configuration: `per_layer=True`,
             `noise="circular"`.
 
     Formal guarantees: those of `Private`, for neighbouring data sets sampled at the same rate.
         - With `sample_rate`, they may differ in n: sampling rate, divisor, mechanism, number of
-          steps, report and exported folder follow from the arguments, never from n. (The time and
-          memory of a step depend on n.) With `unit`, `max_examples` is required, because the number
-          of an owner's examples is private too.
+          steps, report and exported folder follow from the arguments, never from n. Only the time
+          and memory of a step depend on n. With `unit`, `max_examples` is required, because the
+          number of an owner's examples is also private.
         - With `batch_size`, n is public: ε compares data sets sampled at the same rate
           `batch_size` / n, so n itself is not protected.
 
     Raises:
-        UserError: an argument, the model, the loss or the ledger cannot be used; says what to do.
-        Busy: another training run, in this process or another, holds the ledger.
+        UserError: An argument, the model, the loss or the ledger cannot be used. The message says
+            what to do.
+        Busy: Another training, in this process or another, uses the ledger.
     """
     require_gradients("make_private")
     require_trainable(model)
@@ -159,7 +162,7 @@ def make_private(
     examples = Items(dataset)
     number_is_private = sample_rate is not None
     units = find_units(unit, len(examples), max_examples, number_is_private)
-    plan = plan_of(batch_size, sample_rate, expected_batch, epochs, units.count)
+    plan = make_plan(batch_size, sample_rate, expected_batch, epochs, units.count)
     if not number_is_private:
         warn_of(delta, units.count)
 
@@ -178,12 +181,12 @@ def make_private(
     device = next(model.parameters()).device
     ranks = join(device.type)
     name = TrainingName.of(mechanism, plan, units.stated)
-    path = name.ledger_of(model) if ledger is None else Path(ledger)
+    path = name.default_ledger(model) if ledger is None else Path(ledger)
     path = path.absolute()  # the training loop may change the working directory
     if ranks.size > 1:
         # Seeded noise is keyed by the sum it is added to (`HedgedNoise`), and rank 0, which draws
         # it, has only its own part of the sum.
-        rule = f"is for one process, and {ranks.size} train together; leave it out"
+        rule = f"works in one process only, and here {ranks.size} train together: remove it"
         require(seed is None, "seed", seed, rule)
         sampling = batch_size, sample_rate, expected_batch, epochs, max_examples
         arguments = sampling, settings, noise, precision, secure, count_earlier
@@ -212,7 +215,7 @@ def make_private(
         key_inputs,
     )
     keys = ranks.broadcast(keys)
-    randomness = kind_of(keys.source())
+    randomness = randomness_kind(keys.source())
     return Private(
         model=model,
         optimizer=optimizer,
@@ -232,7 +235,13 @@ def make_private(
 
 @dataclass(frozen=True)
 class Noise:
-    """The requested noise: a multiplier, or the ε that all steps may have together."""
+    """The requested noise. Either `multiplier` or `target_epsilon` is None.
+
+    Attributes:
+        multiplier: Noise multiplier σ.
+        target_epsilon: Largest tight ε of all steps together, which determines σ.
+        delta: δ at which ε is computed.
+    """
 
     multiplier: float | None
     target_epsilon: float | None
@@ -242,7 +251,18 @@ class Noise:
 def _build_algorithm(
     problem: Problem, plan: Plan, settings: dict[str, Any], noise: Noise
 ) -> Algorithm:
-    """Return the algorithm with the requested noise; reject an algorithm that adds none."""
+    """Return the algorithm with the requested noise.
+
+    Args:
+        problem: What the algorithm trains.
+        plan: Number of steps and sampling of the training, for the calibration of the noise.
+        settings: Name and options of the algorithm, without its noise.
+        noise: The requested noise.
+
+    Raises:
+        UserError: The algorithm adds no noise or does not clip gradients, an option is invalid, or
+            no noise multiplier reaches the target ε.
+    """
     target = noise.target_epsilon
     if (noise.multiplier is None) == (target is None):
         raise UserError("give noise_multiplier or target_epsilon, and not both.")
@@ -287,15 +307,15 @@ def _require_same_on_ranks(
     mechanism: Mechanism,
     plan: Plan,
 ) -> None:
-    """Reject processes whose arguments, data, code or model differ: they must train one model."""
-    # Seed all ranks alike: a dataset with random augmentation then has the same digest everywhere.
+    """Reject ranks whose arguments, data, code or model differ, because they train one model."""
+    # With the same seed, a dataset with random augmentation has the same digest on all ranks.
     seed_layers(ranks.broadcast(os.urandom(16).hex()), 0, 0)
     facts = {
         "set of arguments": arguments,
         "data set": examples.digest(),
         "list of owners": units.digest,
         "code": code_digest(()),
-        "model": re.sub(" at 0x[0-9a-f]+", "", repr(model)),
+        "model": re.sub(" at 0x[0-9a-f]+", "", repr(model)),  # without addresses in memory
         "optimizer": optimizer,
         "mechanism": mechanism.digest(),
         "plan": plan,
@@ -303,14 +323,25 @@ def _require_same_on_ranks(
     ranks.require_same(facts)
 
 
-def plan_of(
+def make_plan(
     batch_size: int | None,
     sample_rate: float | None,
     expected_batch: float | None,
     epochs: int,
     units: int,
 ) -> Plan:
-    """Return the plan of a training; with `sample_rate`, it does not depend on `units`."""
+    """Return the plan of a training. With `sample_rate`, it does not depend on `units`.
+
+    Args:
+        batch_size: Expected batch size, or None.
+        sample_rate: Probability that a step draws an example or owner, or None.
+        expected_batch: Divisor of the noisy sum; required with `sample_rate`.
+        epochs: Number of epochs.
+        units: Number of examples or, if they are drawn, of owners.
+
+    Raises:
+        UserError: There are fewer units than `MIN_PUBLIC_UNITS` or `batch_size`.
+    """
     if sample_rate is not None:
         assert expected_batch is not None
         sampling = Sampling(
@@ -323,8 +354,8 @@ def plan_of(
     assert batch_size is not None
     too_few = (
         f"with n = {units:,}, adding or removing one changes the sampling rate batch_size / n, "
-        "which ε treats as public: give sample_rate and expected_batch instead, neither taken from "
-        "the data"
+        "which ε treats as public: give sample_rate and expected_batch instead, and do not derive "
+        "them from the data"
     )
     require(units >= MIN_PUBLIC_UNITS, "batch_size", batch_size, too_few)
     too_large = f"the dataset has only {units:,} to draw from"

@@ -1,4 +1,4 @@
-"""Batches from any torch Dataset with a length."""
+"""`Items`: batches of the examples in any map-style dataset."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from zdp_bench.gradients import Batch
 from zdp_bench.gradients.parts import leaves_of, map_leaves, pack, unpack
 from zdp_bench.training.checkpoint import state_digest
 
-DIGESTED = 256  # examples at once
-NUMBERS = (bool, int, float, complex, str, bytes, np.generic)
+DIGEST_BATCH = 256  # number of examples that are hashed at once
+IMMUTABLE = (bool, int, float, complex, str, bytes, np.generic)
 
 
 def _copy_item(item: Any) -> Any:
-    """Return an item whose tensors and arrays have memory of their own."""
+    """Return a copy of an item that shares no memory with it."""
     if isinstance(item, Tensor):
         return item.clone()
     if isinstance(item, np.ndarray):
@@ -33,14 +33,19 @@ def _copy_item(item: Any) -> Any:
         return {key: _copy_item(value) for key, value in item.items()}
     if type(item) in (tuple, list):
         return type(item)(_copy_item(value) for value in item)
-    return item if isinstance(item, NUMBERS) else copy.deepcopy(item)
+    return item if isinstance(item, IMMUTABLE) else copy.deepcopy(item)
 
 
 @dataclass(frozen=True)
 class Items:
-    """The examples of a map-style dataset, with items (input, target) by index.
+    """The examples of a map-style dataset.
 
-    Either may be a tensor, a number, an array, or a tuple or dictionary of them.
+    Attributes:
+        dataset: Dataset with a length, whose items are (input, target). Both may be a tensor, a
+            number, an array, or a tuple or dictionary of these.
+
+    Raises:
+        UserError: The dataset is empty, or not map-style.
     """
 
     dataset: Any
@@ -51,68 +56,84 @@ class Items:
         if is_stream or not has_items:
             raise UserError(
                 f"dataset: {type(self.dataset).__name__} has no length or no items by index, so "
-                "nothing can be drawn from it by Poisson sampling: give a map-style Dataset."
+                "Poisson sampling cannot draw from it: give a map-style Dataset."
             )
         if len(self.dataset) == 0:
-            raise UserError("dataset: it has no example.")
+            raise UserError("dataset: it has no examples.")
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> Batch:
-        """Return the examples at `indices`, one at least: inputs [B, ...], targets [B, ...]."""
-        # Copied at once, because a dataset may fill the same tensor with each item.
+        """Return the examples at the given indices.
+
+        Args:
+            indices: Indices of the examples, at least one.
+
+        Returns:
+            Inputs [B, ...] and targets [B, ...]. If an item has several inputs, they are packed
+            into one object (`gradients.parts`).
+
+        Raises:
+            UserError: An item is not a pair, or the items do not form a batch of tensors.
+        """
+        # Copy each item before the next is read, because a dataset may reuse one tensor for all.
         items = [_copy_item(self.dataset[int(index)]) for index in indices]
         if not isinstance(items[0], tuple | list) or len(items[0]) != 2:
             raise UserError(
-                f"dataset: an item is {type(items[0]).__name__}, where a pair (input, target) is "
-                "needed; several inputs go into a tuple or a dictionary: ((a, b), target)."
+                f"dataset: an item is of type {type(items[0]).__name__}, but a pair (input, "
+                "target) is needed. Several inputs go into a tuple or dictionary, such as "
+                "((a, b), target)."
             )
         try:
             inputs, targets = map(pack, default_collate(items))
         except (RuntimeError, TypeError) as error:
             raise UserError(
-                f"dataset: its items do not make one batch: {first_line(error)} Give all of them "
-                "one shape (pad them in the dataset) and tensors, numbers or arrays."
+                f"dataset: its items do not form a batch: {first_line(error)} All items must have "
+                "the same shape (pad them in the dataset) and contain tensors, numbers or arrays."
             ) from None
-        for part in (inputs, targets):
-            if strange := [leaf for leaf in leaves_of(part) if not isinstance(leaf, Tensor)]:
+        for leaf in [*leaves_of(inputs), *leaves_of(targets)]:
+            if not isinstance(leaf, Tensor):
                 raise UserError(
-                    f"dataset: an item holds {strange[0]!r}, where tensors, numbers or arrays are "
-                    "needed: give each class or word a number."
+                    f"dataset: an item contains {leaf!r}, which is not a tensor, number or array: "
+                    "encode classes and words as numbers."
                 )
-        if len(items) > 1 and _dtypes((inputs, targets)) != self._own_dtypes:
+        if len(items) > 1 and _dtypes((inputs, targets)) != self._first_dtypes:
             raise UserError(
-                "dataset: its items do not make one batch: some have another dtype than the first. "
-                "Convert them in the dataset."
+                "dataset: its items do not form a batch: some have a different dtype from the "
+                "first. Convert them in the dataset."
             )
         return inputs, targets
 
     @cached_property
-    def _own_dtypes(self) -> list[torch.dtype]:
+    def _first_dtypes(self) -> list[torch.dtype]:
+        """The dtypes of the first item."""
         return _dtypes(self.batch([0]))
 
     def empty_batch(self) -> Batch:
-        """Return a batch of no examples, of the first and last item's shapes and dtypes."""
-        both = self.batch([0, len(self) - 1])
-        inputs, targets = (map_leaves(lambda leaf: leaf[:0], part) for part in both)
+        """Return a batch of zero examples with the shapes and dtypes of the items."""
+        # Reading the last item too detects a dataset whose items differ.
+        first_and_last = self.batch([0, len(self) - 1])
+        inputs, targets = (map_leaves(lambda leaf: leaf[:0], part) for part in first_and_last)
         return inputs, targets
 
     def describe(self) -> str:
-        """Return the dtype and shape of a batch of inputs: 'float32 [n, 3, 32, 32]'."""
+        """Return the dtype and shape of a batch of inputs, such as 'float32 [n, 3, 32, 32]'."""
         leaves = leaves_of(self.empty_batch()[0])
         parts = [f"{leaf.dtype} {['n', *leaf.shape[1:]]}" for leaf in leaves]
         return " and ".join(parts).replace("torch.", "").replace("'", "")
 
     def digest(self) -> str:
-        """Return the SHA-256 of all examples in order; reads each of them once."""
+        """Return the SHA-256 of all examples in order. Each is read once."""
         chain = hashlib.sha256()
-        for start in range(0, len(self), DIGESTED):
-            inputs, targets = self.batch(range(start, min(start + DIGESTED, len(self))))
+        for start in range(0, len(self), DIGEST_BATCH):
+            end = min(start + DIGEST_BATCH, len(self))
+            inputs, targets = self.batch(range(start, end))
             part = state_digest({"inputs": unpack(inputs), "targets": unpack(targets)})
             chain.update(part.encode())
         return chain.hexdigest()
 
 
 def _dtypes(batch: Batch) -> list[torch.dtype]:
+    """Return the dtype of each tensor in a batch."""
     return [leaf.dtype for part in batch for leaf in leaves_of(part)]

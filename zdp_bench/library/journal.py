@@ -1,7 +1,7 @@
 """The files of a training in your own loop: its ledger, and the state that `save` stores beside it.
 
-A ledger is named after the model's class and a digest of mechanism, sampling and owners, so that
-the same training finds its own again.
+By default, a ledger is named after the model's class and a digest of mechanism, sampling and
+owners, so that the same training finds its ledger again.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ from zdp_bench.training.plan import Plan
 from zdp_bench.training.run_folder import open_ledger
 
 log = logging.getLogger(__name__)
-FOLDER = Path("ledgers")  # of those that no argument names
-# Nobody may follow them and have an ε that leaves out steps that the weights went through.
+FOLDER = Path("ledgers")  # of ledgers without the argument `ledger`
+# No one who follows this advice may state an ε without steps that the weights have taken.
 OTHER_LEDGER = (
-    "use another file. Weights that went through the steps of this one have the ε of both: "
+    "use another file. Weights that took steps of both ledgers have the ε of both together: "
     "state private.epsilon_with(...)"
 )
 ADVICE = (
-    "To go on for more epochs, keep noise_multiplier (a target_epsilon sets other noise), bound, "
-    "rate and unit. Without its state, delete it and pass count_earlier=True: the steps in the "
-    f"ledger count in every ε. For other noise, {OTHER_LEDGER}."
+    "To train for more epochs, keep noise_multiplier (target_epsilon would change the noise), "
+    "bound, rate and unit. To continue without this saved state, delete it and pass "
+    "count_earlier=True, so that every ε includes the steps in the ledger. For other noise, "
+    f"{OTHER_LEDGER}."
 )
 
 
 @dataclass(frozen=True)
 class TrainingName:
-    """Digests that tell one training of a model from another.
+    """Digests that distinguish the trainings of a model.
 
     Attributes:
-        digest: of mechanism, sampling and owners. The number of epochs is left out, so that a
-            training goes on for more.
-        older_digest: the one of version 0.1, whose files are still found.
+        digest: Digest of mechanism, sampling and owners. It does not cover the number of epochs,
+            so that a training can be extended.
+        older_digest: Digest by which version 0.1 named its files, which are still found.
     """
 
     digest: str
@@ -53,15 +54,15 @@ class TrainingName:
 
     @staticmethod
     def of(mechanism: Mechanism, plan: Plan, owners: str) -> TrainingName:
-        """Return the name of a training; `owners` is what its ledger says of them."""
-        noise = mechanism.digest()
+        """Return the name of a training. `owners` is what its ledger states about owners."""
+        mechanism_digest = mechanism.digest()
         return TrainingName(
-            _digest(f"{noise}:{plan.sampling}:{owners}"),
-            _digest(f"{noise}:{plan}:{owners}"),
+            digest=_digest(f"{mechanism_digest}:{plan.sampling}:{owners}"),
+            older_digest=_digest(f"{mechanism_digest}:{plan}:{owners}"),
         )
 
-    def ledger_of(self, model: nn.Module) -> Path:
-        """Return the ledger's path, where no argument names one."""
+    def default_ledger(self, model: nn.Module) -> Path:
+        """Return the path of the ledger if the caller names none, and log it."""
         name = type(model).__name__
         path = FOLDER / f"{name}-{self.digest[:8]}.jsonl"
         older_path = FOLDER / f"{name}-{self.older_digest[:8]}.jsonl"
@@ -73,16 +74,18 @@ class TrainingName:
 
 @dataclass(frozen=True, eq=False)
 class Journal:
-    """The files of a training, held open and locked. Rank 0 alone writes them.
+    """The files of a training, open and locked. Only rank 0 writes them.
 
     Attributes:
-        training: the digest of its name; a checkpoint of another is rejected.
-        ledger: lists every step before its noise is drawn.
-        saved: what `save` stored before this process; None without.
-        resources: lock and open files.
+        training_digest: Digest of the training (`TrainingName`). Checkpoints of other trainings
+            are rejected.
+        path: Path of the ledger.
+        ledger: Lists every step before its noise is drawn.
+        saved: State that an earlier process saved; None if there is none.
+        resources: The lock and the open files.
     """
 
-    training: str
+    training_digest: str
     path: Path
     ledger: Tally
     saved: checkpoint.Checkpoint | None
@@ -90,7 +93,7 @@ class Journal:
 
 
 def require_ledger_name(path: str | Path | None) -> None:
-    """Reject a file name that no ledger has."""
+    """Reject a ledger whose name does not end in .jsonl."""
     if path is not None and Path(path).suffix != ".jsonl":
         raise UserError(f"ledger={path}: give a file name that ends in .jsonl.")
 
@@ -103,18 +106,30 @@ def open_journal(
     randomness: str,
     ranks: Ranks,
 ) -> Journal:
-    """Open or continue a training's ledger; rank 0 does so for all.
+    """Create or continue a training's ledger, and read the state that was saved beside it.
+
+    Rank 0 reads and writes the files. The other ranks receive what they contain.
+
+    Args:
+        path: Path of the ledger.
+        name: Digests of the training.
+        mechanism: Mechanism of every step.
+        owners: What the ledger states about owners; it must match an existing ledger.
+        randomness: Kind of randomness, which the ledger states.
+        ranks: Processes that train together.
 
     Raises:
-        UserError: the ledger is of another training, or damaged, or cannot be written.
-        Busy: another training run, in this process or another, holds it.
+        UserError: The ledger or the saved state is damaged or belongs to another training, or a
+            file cannot be written.
+        Busy: Another training, in this process or another, uses the ledger.
     """
     saved = None
-    with ExitStack() as held, writable("ledger", path):
+    # If anything fails, `stack` releases the lock. Otherwise, the journal takes over its resources.
+    with ExitStack() as stack, writable("ledger", path):
         make_folder(path.parent)
         if ranks.is_first:
             busy = f"{path}: another run uses this ledger; close() it, or choose another file."
-            held.enter_context(hold_lock(path.with_suffix(".lock"), busy, wait=False))
+            stack.enter_context(hold_lock(path.with_suffix(".lock"), busy, wait=False))
             digests = name.digest, name.older_digest
             saved = checkpoint.load(path.with_suffix(".pt"), *digests, advice=ADVICE)
         saved = ranks.broadcast(saved)
@@ -123,14 +138,14 @@ def open_journal(
             mechanism,
             repeatable=False,
             checkpoint_position=saved.ledger if saved else None,
-            start=None,
+            start=None,  # a training in your own loop never repeats a step
             ranks=ranks,
             identity=owners,
             facts={"randomness": randomness},
             advice=OTHER_LEDGER,
         )
-        held.callback(ledger.close)
-        resources = held.pop_all()
+        stack.callback(ledger.close)
+        resources = stack.pop_all()
     if ledger.releases:
         log.info("%s: %d earlier steps count in every ε", path, ledger.releases)
     return Journal(name.digest, path, ledger, saved, resources)
@@ -138,7 +153,12 @@ def open_journal(
 
 @contextmanager
 def writable(key: str, path: str | Path) -> Iterator[None]:
-    """Explain what to do about a file or folder that cannot be created, written or locked."""
+    """Turn a failure to create, write or lock a file or folder into a `UserError`.
+
+    Args:
+        key: Name of the argument that states the path.
+        path: The file or folder.
+    """
     try:
         yield
     except OSError as error:

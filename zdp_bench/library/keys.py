@@ -1,19 +1,21 @@
-"""Keys that seed the noise and the batches of a training with foreign code.
+"""Keys that seed the noise and the batches of a training with third-party code.
 
-A run of the command line has a digest of everything that distinguishes it. Here model, loss and
-loop are foreign code, of which no digest tells everything. If two trainings shared noise, the
-difference of their steps would be that of their sums without noise. So
+If two different trainings had the same noise, the difference of their steps would reveal the
+difference of their sums without noise. A run of the command line avoids this with a digest of
+everything that distinguishes it. Here, model, loss and loop are third-party code, which no digest
+covers completely. Therefore:
 
-    - secure=True has no key: all randomness is the operating system's;
-    - without a seed each step's key is drawn from the operating system;
-    - with a seed the key covers the seed, the plan, the mechanism, the optimizer, ALL examples, the
-      gradients that model and loss give on random inputs, and code, libraries and machine, which
-      decide how sums are rounded. A digest of some examples would not do: neighbouring data sets,
-      which ε is about, agree in all but one.
+    - With secure=True, there is no key. All random numbers come from the operating system.
+    - Without a seed, each step's key is drawn from the operating system.
+    - With a seed, the key covers the seed, the plan, the mechanism, the optimizer, ALL examples,
+      the algorithm's contributions on the check's examples, and code, libraries and machine, which
+      determine how sums are rounded. A digest of some examples would not suffice, because
+      neighbouring data sets differ in a single example.
 
-With a seed each step's key also covers the ledger's end and the weights the step starts from, and
-its noise the sum it is added to (`HedgedNoise`). No step of a resumed training repeats the noise of
-one that was lost: it counts again. So a seed repeats a whole training on one machine's CPU alone.
+With a seed, each step's key also covers the end of the ledger and the weights that the step starts
+from, and its noise depends on the sum that it is added to (`HedgedNoise`). So a resumed training
+never repeats the noise of a lost step; the repeated step counts again. A seed therefore repeats a
+training only as a whole, and only on one machine's CPU.
 """
 
 from __future__ import annotations
@@ -37,41 +39,52 @@ from zdp_bench.training.checkpoint import state_digest
 from zdp_bench.training.machine import foreign_code
 from zdp_bench.training.plan import Plan
 
+# source of randomness without a seed -> its kind
 RANDOMNESS = {
     "the operating system, for every number": "cryptographic",
-    "the operating system, once": "keyed",  # as older exports say
+    "the operating system, once": "keyed",  # in exports of older versions
     "the operating system, at each step": "keyed",
-}  # where it comes from, if no seed -> its kind
+}
 
 
-def kind_of(source: str) -> str:
-    """Return the kind of randomness of a report's `randomness_from`, without a seed's number."""
+def randomness_kind(source: str) -> str:
+    """Return the kind of randomness for a report's `randomness_from`.
+
+    Unlike the source, it does not contain the number of a seed.
+    """
     return RANDOMNESS.get(source, "seeded")
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Where the keys of a training's steps come from."""
+    """The source of the keys of a training's steps.
 
-    first: str  # with a seed, what every step's key follows from
-    seed: int | None  # None: each key is drawn from the operating system
+    Attributes:
+        base_key: With a seed, the digest from which every step's key is derived; otherwise empty.
+        seed: The seed; None if each key is drawn from the operating system.
+        secure: Whether every random number comes from the operating system.
+    """
+
+    base_key: str
+    seed: int | None
     secure: bool
 
-    def of_step(self, model: nn.Module, ledger: Tally) -> str:
-        """Return the key of the step that the ledger's next line is for."""
-        if self.seed is None:  # never from what a copy of the process, or of its memory, has too
+    def step_key(self, model: nn.Module, ledger: Tally) -> str:
+        """Return the key of the step that the next line of the ledger will record."""
+        if self.seed is None:
+            # Fresh randomness: a copy of the process or of its memory must not get the same key.
             return os.urandom(32).hex()
-        parts = f"{self.first}:{ledger.position.digest}:{state_digest(model.state_dict())}"
+        parts = f"{self.base_key}:{ledger.position.digest}:{state_digest(model.state_dict())}"
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def noise(self, key: str) -> NoiseSource:
-        """Return the noise of the step with this key."""
+        """Return the noise source of the step with this key."""
         if self.secure:
             return SecureNoise()
         return SeededNoise(key) if self.seed is None else HedgedNoise(key)
 
     def source(self) -> str:
-        """Return where the randomness comes from, for the report."""
+        """Return where the random numbers come from, for the report."""
         if self.secure:
             return "the operating system, for every number"
         return "the operating system, at each step" if self.seed is None else f"seed {self.seed}"
@@ -85,24 +98,39 @@ def make_keys(
     model: nn.Module,
     optimizer: Any,
     examples: Items,
-    batch: Batch,  # that the check of the model looked at
-    made: str,  # whatever else decides a step's bits; see `machine.execution_digest`
+    checked_batch: Batch,
+    execution: str,
 ) -> Keys:
-    """Return the keys of a training; with a seed, every example is read once."""
+    """Return the keys of a training. With a seed, this reads every example once.
+
+    Args:
+        seed: Seed, or None.
+        secure: Whether every random number comes from the operating system.
+        plan: Number of steps and sampling of the training.
+        algorithm: The algorithm.
+        model: The model.
+        optimizer: The optimizer, or several in one.
+        examples: All training examples.
+        checked_batch: Examples on which the model was checked. The algorithm's contributions on
+            them stand for the code of model and loss.
+        execution: Everything else that determines the bits of a step; see
+            `machine.execution_digest`.
+    """
     if seed is None or secure:
         return Keys("", None, secure)
     with takes_parts(model), preserve_random_state():
         set_seed(seed)
-        behaviour = state_digest(algorithm.contributions(batch))
-    seed_layers(seed, 0, 0)  # so that the digest of randomly changed examples can be repeated
-    given = (
+        contributions_digest = state_digest(algorithm.contributions(checked_batch))
+    seed_layers(seed, 0, 0)  # so that randomly augmented examples have the same digest every time
+    key_inputs = (
         seed,
         plan,
         type(optimizer).__name__,
         state_digest(optimizer.state_dict()),
         examples.digest(),
-        behaviour,
-        made,
+        contributions_digest,
+        execution,
     )
-    run = hashlib.sha256(repr(given).encode()).hexdigest()
-    return Keys(run_key(run, algorithm.mechanism(), foreign_code(())), seed, secure)
+    training_digest = hashlib.sha256(repr(key_inputs).encode()).hexdigest()
+    base_key = run_key(training_digest, algorithm.mechanism(), foreign_code(()))
+    return Keys(base_key, seed, secure)

@@ -1,4 +1,4 @@
-"""The optimizers of a private training, one or several, with an optional regulariser."""
+"""The optimizers of a private training, and the optional regulariser in their steps."""
 
 from __future__ import annotations
 
@@ -21,13 +21,18 @@ from zdp_bench.training.distributed import Ranks
 
 log = logging.getLogger(__name__)
 Regulariser = Callable[[nn.Module], Tensor]
-_PRIVATE: WeakSet[torch.optim.Optimizer] = WeakSet()  # their state comes from private steps only
+# Optimizers whose state comes from private steps only.
+_PRIVATE: WeakSet[torch.optim.Optimizer] = WeakSet()
 _IN_STEP = ContextVar("_IN_STEP", default=False)  # True while this thread takes a private step
 
 
 @dataclass(frozen=True)
 class Several:
-    """Several optimizers that share a model's parameters and step together."""
+    """Several optimizers that share a model's parameters and step together.
+
+    Attributes:
+        optimizers: The optimizers.
+    """
 
     optimizers: tuple[torch.optim.Optimizer, ...]
 
@@ -47,56 +52,71 @@ class Several:
         return {"each": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for optimizer, own_state in zip(self.optimizers, state["each"], strict=True):
-            optimizer.load_state_dict(own_state)
+        for optimizer, member_state in zip(self.optimizers, state["each"], strict=True):
+            optimizer.load_state_dict(member_state)
 
 
 def each_of(optimizer: Any) -> tuple[torch.optim.Optimizer, ...]:
-    """Return the optimizers of `Several`, or the one optimizer, as a tuple."""
+    """Return the optimizers in `Several`, or a single optimizer, as a tuple."""
     return optimizer.optimizers if isinstance(optimizer, Several) else (optimizer,)
 
 
 def require_held(parameters: dict[str, nn.Parameter], optimizer: Any) -> None:
-    """Reject an optimizer that lacks a trained parameter, has one twice, or has others."""
-    held = Counter(id(p) for group in optimizer.param_groups for p in group["params"])
+    """Reject an optimizer that does not have exactly the trained parameters, each once.
+
+    Frozen parameters of the model are allowed.
+
+    Args:
+        parameters: All parameters of the model, by name.
+        optimizer: The optimizer, or several in one.
+    """
+    counts = Counter(id(p) for group in optimizer.param_groups for p in group["params"])
     for name, parameter in parameters.items():
-        times = held[id(parameter)] if parameter.requires_grad else 1
-        if times < 1:
+        if not parameter.requires_grad:
+            continue
+        count = counts[id(parameter)]
+        if count < 1:
             raise UserError(
-                f"parameter '{name}' requires a gradient, but the optimizer does not hold it: make "
-                "the optimizer from this model's parameters, or set requires_grad=False on it."
+                f"parameter '{name}' requires a gradient, but the optimizer does not have it: "
+                "create the optimizer from this model's parameters, or set requires_grad=False."
             )
-        if times > 1:
+        if count > 1:
             raise UserError(
-                f"parameter '{name}' is held {times} times by the optimizer: give "
-                "each optimizer parameters of its own."
+                f"parameter '{name}' is in the optimizer {count} times: give each optimizer "
+                "different parameters."
             )
-    if held.keys() - set(map(id, parameters.values())):
+    if counts.keys() - set(map(id, parameters.values())):
         raise UserError(
-            "optimizer: it holds a parameter that is not the model's: make it from this model's "
-            "parameters, and use another optimizer for anything else that trains."
+            "optimizer: it has a parameter that does not belong to the model: create it from this "
+            "model's parameters, and use another optimizer for other parameters."
         )
 
 
 @contextmanager
 def in_private_step() -> Iterator[None]:
-    """Allow watched optimizers to step inside."""
-    before = _IN_STEP.set(True)
+    """Allow watched optimizers to step inside the block."""
+    token = _IN_STEP.set(True)
     try:
         yield
     finally:
-        _IN_STEP.reset(before)
+        _IN_STEP.reset(token)
 
 
 def _note_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Record that an optimizer has taken a step that is not private."""
     if not _IN_STEP.get():
         _PRIVATE.discard(optimizer)
 
 
 def watch_steps(model: nn.Module, optimizer: Any, training: ExitStack) -> None:
-    """Reject steps of the weights outside private steps until the training is closed.
+    """Reject optimizer steps on the model's weights outside private steps.
 
-    Warn if an optimizer already has a state, which may come from training examples.
+    Warn if an optimizer already has state, which may come from training examples.
+
+    Args:
+        model: The model.
+        optimizer: The optimizer, or several in one.
+        training: Steps are rejected until this stack is closed.
     """
     trained = set(map(id, trainable(model).values()))
 
@@ -104,9 +124,9 @@ def watch_steps(model: nn.Module, optimizer: Any, training: ExitStack) -> None:
         parameters = {id(p) for group in other.param_groups for p in group["params"]}
         if not _IN_STEP.get() and parameters & trained:
             raise UserError(
-                "an optimizer was stepped on the model's weights outside private.step: its "
-                "gradient is not private, and no ε covers it. Leave that step out (public terms go "
-                "into regulariser=), or close() the training first to go on without privacy."
+                "an optimizer would change the model's weights outside private.step: its gradient "
+                "is not private, and no ε covers it. Remove this step (public terms go into "
+                "regulariser=), or call close() first to continue without privacy."
             )
 
     training.callback(register_optimizer_step_pre_hook(refuse).remove)
@@ -118,8 +138,8 @@ def watch_steps(model: nn.Module, optimizer: Any, training: ExitStack) -> None:
             member.register_step_pre_hook(_note_step)
     if not _PRIVATE.issuperset(each_of(optimizer)):
         log.warning(
-            "the optimizer holds a state of earlier steps, which no ε covers: make a new one, "
-            "unless no private data reached them"
+            "the optimizer has state from earlier steps, which no ε covers: create a new one, "
+            "unless those steps used no private data"
         )
 
 
@@ -129,8 +149,18 @@ def adds_gradient(
 ) -> Iterator[None]:
     """Add the regulariser's gradient at the current weights to the optimizer's next step.
 
-    The gradient is computed before the examples are read, so random numbers that the regulariser
-    draws reveal nothing of them.
+    The gradient is computed on entry, before the examples are read, so the state of the random
+    generators that the regulariser may use reveals nothing about them.
+
+    Args:
+        model: The model.
+        optimizer: The optimizer, or several in one.
+        regulariser: Function of the model that returns a real number; None for no regulariser.
+        ranks: Processes that train together. All use the gradient of rank 0.
+
+    Raises:
+        UserError: The regulariser does not return a real number that depends on the weights, or its
+            gradient is not finite.
     """
     if regulariser is None:
         yield
@@ -141,22 +171,22 @@ def adds_gradient(
         is_number = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
         if not is_number or not value.requires_grad:
             raise UserError(
-                "regulariser: it must give one real number that depends on the model's weights, "
-                "lambda model: ..."
+                "regulariser: it must return one real number that depends on the model's weights, "
+                "as in lambda model: ..."
             )
-        gradients = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
-    added = []
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        added.append(torch.zeros_like(parameter) if gradient is None else gradient)
-    if not all(bool(torch.isfinite(g).all()) for g in added):
+        autograd_result = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
+    gradients = []
+    for parameter, gradient in zip(parameters, autograd_result, strict=True):
+        gradients.append(torch.zeros_like(parameter) if gradient is None else gradient)
+    if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
         raise UserError("regulariser: its gradient is not finite, and would spoil the weights.")
-    ranks.copy_from_first(added)  # the regulariser may draw random numbers
+    ranks.copy_from_first(gradients)  # the regulariser may draw random numbers
 
     def add(*_: object) -> None:
         with torch.no_grad():
-            for parameter, g in zip(parameters, added, strict=True):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
                 assert parameter.grad is not None
-                parameter.grad += g
+                parameter.grad += gradient
 
     handle = each_of(optimizer)[0].register_step_pre_hook(add)
     try:

@@ -271,7 +271,7 @@ class Private:
         self._restore_modes()
         model, keys, ranks = self.model, self.keys, self.ranks
         ranks.require_same({"step": (batch.number, self.ledger.releases)})
-        key = ranks.broadcast(keys.of_step(model, self.ledger))
+        key = ranks.broadcast(keys.step_key(model, self.ledger))
         training = replace(self._training, noise=keys.noise(key))
         device = next(iter(parameters.values())).device
         regularised = adds_gradient(model, self.optimizer, self.terms.regulariser, ranks)
@@ -450,7 +450,7 @@ class Private:
             unit = {
                 "epsilon_of": "owner",
                 "epsilon_part": example_epsilon(mechanism, releases, self.delta),
-                "examples_per_owner": self.units.most_owned,
+                "examples_per_owner": self.units.max_owned,
             }
         return (
             unit
@@ -550,13 +550,13 @@ class Private:
             return
         self._sync()
         state = checkpoint.Checkpoint(
-            self.journal.training,
-            self.done,
-            self.model.state_dict(),
-            self.optimizer.state_dict(),
-            self.ledger.position,
-            [],
-            scheduler.state_dict() if scheduler else {},
+            run=self.journal.training_digest,
+            step=self.done,
+            model=self.model.state_dict(),
+            optimizer=self.optimizer.state_dict(),
+            ledger=self.ledger.position,
+            epochs=[],
+            scheduler=scheduler.state_dict() if scheduler else {},
             carried=dict(self.algorithm.carried),
             built=self._describe_built(scheduler)
             | {EARLIER: [training.as_dict() for training in self._before()]},

@@ -1,8 +1,9 @@
-"""Finds the private trainings that a model's starting weights come from, by the weights' digest.
+"""Find the earlier private trainings that a model's starting weights come from.
 
-A training records the digest of its final weights: in this process when the loop over its batches
-ends, and in a file beside its ledger when it is saved. `zdp_bench.load` records the weights that it
-reads. Weights with an unknown digest are assumed to be public, and `Private.report` says so.
+Weights are recognized by their digest. A training records the digest of its final weights in this
+process when the loop over its batches ends, and in a file beside its ledger when it is saved.
+`zdp_bench.load` records the weights that it reads. Weights with an unknown digest are assumed to be
+public, and `Private.report` says so.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.records.record import Noise, Steps
 from zdp_bench.training.checkpoint import state_digest
 
-SUFFIX = ".weights.json"  # of the file beside a ledger
+SUFFIX = ".weights.json"  # of the file beside a ledger that names the final weights
 PUBLIC = "unknown, declared public"
 NUMBER = int | float
 SHAPE: Shape = {
@@ -43,8 +44,10 @@ class Earlier:
 
     Attributes:
         ledger: Path of its ledger.
-        owners: Digest of who owns which examples; empty if ε is an example's.
-        z: Noise multiplier of its mechanism in the weakest direction.
+        owners: Digest of which owner has which examples; empty if ε protects an example, and
+            `PRIVATE_OWNERS` if the number of owners is private.
+        z: Effective noise multiplier of its mechanism.
+        sampling: Sampling of its steps.
         steps: Number of steps in its ledger.
     """
 
@@ -56,7 +59,7 @@ class Earlier:
 
     @property
     def spent(self) -> Spent:
-        """Mechanism and steps, for composition."""
+        """Noise, sampling and number of steps, for composition."""
         return Spent(self.z, self.sampling, self.steps)
 
     def as_dict(self) -> dict[str, Any]:
@@ -65,7 +68,7 @@ class Earlier:
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> Earlier:
-        """Return the training that `as_dict` described.
+        """Return the training that `as_dict` turned into JSON values.
 
         Raises:
             ValueError: `plain` does not describe a training.
@@ -78,29 +81,29 @@ class Earlier:
 
 @dataclass(frozen=True)
 class _Saved:
-    """The content of a file beside a ledger: a digest of weights, and where they come from."""
+    """Content of the file beside a ledger: a digest of weights, and the trainings behind them."""
 
     weights: str
     trainings: tuple[Earlier, ...]
 
 
 Trainings = frozenset[Earlier]
-_KNOWN: dict[str, Trainings] = {}  # by digest of weights; of this process
+_KNOWN: dict[str, Trainings] = {}  # digest of weights -> their trainings, in this process
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Return the SHA-256 of a model's parameters, whatever their names and order."""
+    """Return the SHA-256 of a model's parameters, independent of their names and order."""
     digests = sorted(state_digest({"": parameter}) for parameter in model.parameters())
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def note(model: nn.Module, trainings: Iterable[Earlier]) -> None:
-    """Record, in this process, the trainings that a model's weights come from."""
+    """Record in this process the trainings that a model's weights come from."""
     _KNOWN[weights_digest(model)] = frozenset(trainings)
 
 
 def save(ledger: Path, model: nn.Module, trainings: Iterable[Earlier]) -> None:
-    """Record the trainings in this process and in a file beside a ledger."""
+    """Record the trainings in this process, and in a file beside a ledger for other processes."""
     note(model, trainings)
     body = {
         "weights": weights_digest(model),
@@ -113,7 +116,11 @@ def find(model: nn.Module, folder: Path) -> Trainings:
     """Return the trainings that a model's weights are known to come from.
 
     Args:
-        folder: Folder of the ledgers, where other processes saved theirs.
+        model: The model.
+        folder: Folder of the ledgers, where other processes recorded their trainings.
+
+    Raises:
+        UserError: A file in the folder is damaged.
     """
     digest = weights_digest(model)
     trainings = _KNOWN.get(digest, frozenset())
@@ -122,7 +129,8 @@ def find(model: nn.Module, folder: Path) -> Trainings:
             saved = parse_as(_Saved, read_json(path))
         except Unfit as error:
             raise UserError(
-                f"{path}: is damaged: it {error}. Delete it: weights that it names become unknown."
+                f"{path}: is damaged: it {error}. Delete it; the origin of its weights is then "
+                "unknown."
             ) from None
         if saved.weights == digest:
             trainings |= {*saved.trainings}
@@ -133,13 +141,17 @@ def note_export(model: nn.Module, source: Mapping[str, Any], ledger: Path) -> No
     """Record the trainings of a model that was read from an exported folder.
 
     Args:
-        source: Record or report in the folder.
-        ledger: Ledger in the folder.
+        model: The model, with the exported weights.
+        source: Content of the record or report in the folder.
+        ledger: Path of the ledger in the folder.
+
+    Raises:
+        UserError: The record or report is damaged.
     """
     privacy = source["privacy"]
     owners = "" if privacy["epsilon_of"] == "example" else PRIVATE_OWNERS
     earlier: Iterable[Any] = ()
-    if "config" not in source:  # the report of your own loop, which states both
+    if "config" not in source:  # a report of your own loop, which states owners and trainings
         owners = source["owners"]
         earlier = (privacy.get("start") or {}).get("trainings") or ()
     try:
@@ -154,9 +166,15 @@ def note_export(model: nn.Module, source: Mapping[str, Any], ledger: Path) -> No
 def describe(this_training: Earlier, trainings: Trainings, delta: float) -> dict[str, Any]:
     """Describe starting weights for a report.
 
+    Args:
+        this_training: The training that started from the weights.
+        trainings: The earlier trainings that the weights come from.
+        delta: δ at which ε is computed.
+
     Returns:
-        `weights`: what is known of them. If they come from earlier trainings, also `trainings` and
-        `epsilon_tight`, the ε of these and this training together; None if it is not known.
+        `weights`, which says what is known about them. If there are earlier trainings, also
+        `trainings`, which lists them, and `epsilon_tight`, the ε of all trainings together or None
+        if it is unknown.
     """
     if not trainings:
         return {"weights": PUBLIC}
@@ -171,7 +189,7 @@ def describe(this_training: Earlier, trainings: Trainings, delta: float) -> dict
 
 
 def _epsilon_of(trainings: Iterable[Earlier], delta: float) -> float | None:
-    """Return the tight ε of trainings on the same data; None if it is not known."""
+    """Return the tight ε of trainings on the same data; None if it is unknown."""
     owners = {training.owners for training in trainings}
     if len(owners) > 1 or PRIVATE_OWNERS in owners:
         return None

@@ -1,4 +1,4 @@
-"""The sum of clipped gradients, for a loop that adds and accounts for its own noise."""
+"""`clipped_sum`: the sum of clipped gradients, for a loop that adds its own noise."""
 
 from __future__ import annotations
 
@@ -25,15 +25,27 @@ def clipped_sum(
     complex_scale: float = 1.0,
     engine: gradients.Engine = "auto",
 ) -> ClippedSum:
-    """Return Σᵢ min(1, C/‖gᵢ‖)·gᵢ over a batch, and the norms before; see `gradients.clipped_sum`.
+    """Return Σᵢ min(1, C/‖gᵢ‖)·gᵢ over the examples of a batch, and the norms before clipping.
 
-    No noise is on it, and the model is not checked (`check_model`): by itself it has no ε.
+    It has no ε by itself: no noise is added, and the model is not checked (see `check_model`). For
+    details, see `gradients.clipped_sum`.
 
     Args:
-        loss: (outputs, targets) -> one loss per example, [B]; never a mean.
-        batch: (inputs, targets), [B, ...] each. Inputs in a tuple or a dictionary are the model's
-            arguments, in order or by name.
-        bound: C.
+        model: Model whose parameters with `requires_grad=True` have the gradients gᵢ.
+        loss: Function of (outputs, targets) that returns one loss per example, [B], never a mean.
+        batch: Examples (inputs, targets), [B, ...]. Inputs in a tuple or a dictionary are the
+            model's arguments, in order or by name.
+        bound: Clipping norm C.
+        per_layer: Whether to clip each of the L layers at C/√L. Default: False.
+        gamma: If given, gᵢ is scaled by C/(‖gᵢ‖ + γ) instead. Default: None.
+        complex_scale: Factor on the gradients of complex parameters before clipping. Default: 1.
+        engine: "fast", "reference" or "auto". Default: "auto".
+
+    Returns:
+        The sums by parameter name, and the norms, [B].
+
+    Raises:
+        UserError: The gradients of the model cannot be computed per example.
     """
     require_module(model)
     try:
@@ -50,5 +62,5 @@ def clipped_sum(
             )
     except Exception as error:
         if not isinstance(error, UserError) and not is_out_of_memory(error):
-            check_model(model, loss, batch)  # says what of the model cannot be served
+            check_model(model, loss, batch)  # raises a clearer error if the model is the reason
         raise

@@ -1,4 +1,4 @@
-"""Whose presence a training in your own loop hides: an example's, or an owner's."""
+"""`Units`: the unit of privacy of a training in your own loop, an example or an owner."""
 
 from __future__ import annotations
 
@@ -13,111 +13,120 @@ from zdp_bench.data.owner_names import require_named
 from zdp_bench.errors import UserError, require
 from zdp_bench.training.plan import Patients
 
-Unit = Sequence[Any] | Callable[[int], Any]  # each example's owner
-# What a ledger says of owners whose number is private: a digest of them would tell it.
+Unit = Sequence[Any] | Callable[[int], Any]  # the owner of each example
+# Stated instead of the owners' digest if their number is private, because the digest reveals it.
 PRIVATE_OWNERS = "owners"
 
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """What steps draw from: examples, or owners.
+    """The units that the steps of a training draw: examples or owners.
 
     Attributes:
-        owners: the examples of each owner; None if an example is its own unit.
-        count: how many there are.
-        most_owned: the most examples that one of them brings to a step.
-        digest: of who owns what; empty without owners.
-        stated: what the ledger and an export say of owners.
+        owners: Examples of each owner; None if the unit is an example.
+        count: Number of units.
+        max_owned: Largest number of a unit's examples in a step.
+        digest: Digest of which owner has which examples; empty without owners.
+        stated: What the ledger and an export state about owners: `digest`, or `PRIVATE_OWNERS` if
+            the number of owners is private.
     """
 
     owners: Patients | None
     count: int
-    most_owned: int
+    max_owned: int
     digest: str
     stated: str
 
 
 def find_units(
-    unit: Unit | None, examples: int, max_examples: int | None, number_is_private: bool
+    unit: Unit | None, num_examples: int, max_examples: int | None, number_is_private: bool
 ) -> Units:
-    """Return what the steps of a training draw from.
+    """Return the units that the steps of a training draw.
 
     Args:
-        unit: each example's owner: a column, [n], or a function of the example's index. Owners are
-            strings, numbers, or tuples of them, which do not compare by identity.
-        examples: how many there are.
-        max_examples: at most so many examples of an owner.
-        number_is_private: nothing that is stated may follow from the number of units.
+        unit: Owner of each example: a column, [n], or a function of the example's index. Owners are
+            strings, numbers, or tuples of them. None if the unit is an example.
+        num_examples: Number of examples n.
+        max_examples: Largest number of an owner's examples in a step; None for no limit.
+        number_is_private: Whether the number of units must not affect anything that is stated.
 
     Raises:
-        UserError: an owner is missing or has two spellings, or `max_examples` is missing where
-            owners' sizes are private.
+        UserError: An owner is missing or has two spellings, or `max_examples` is missing although
+            the number of an owner's examples is private.
     """
-    owners = find_owners(unit, examples, max_examples)
+    owners = find_owners(unit, num_examples, max_examples)
     if owners is None:
-        return Units(None, examples, 1, "", "")
+        return Units(owners=None, count=num_examples, max_owned=1, digest="", stated="")
     digest = _digest(owners)
     if not number_is_private:
-        return Units(owners, owners.count, owners.largest, digest, digest)
-    rule = "with sample_rate and unit, it says what an owner brings at most; no data may say it"
+        return Units(owners, owners.count, owners.largest, digest, stated=digest)
+    rule = (
+        "is required with sample_rate and unit, because the number of an owner's examples is "
+        "private: choose it without looking at the data"
+    )
     require(max_examples is not None, "max_examples", max_examples, rule)
     assert max_examples is not None
-    return Units(owners, owners.count, max_examples, digest, PRIVATE_OWNERS)
+    return Units(owners, owners.count, max_examples, digest, stated=PRIVATE_OWNERS)
 
 
-def find_owners(unit: Unit | None, examples: int, max_examples: int | None) -> Patients | None:
-    """Return the examples of each owner; None if an example is its own unit.
+def find_owners(unit: Unit | None, num_examples: int, max_examples: int | None) -> Patients | None:
+    """Return the examples of each owner; None if the unit is an example.
 
-    Args:
-        unit: each example's owner: a column, [n], or a function of the example's index. Owners are
-            strings, numbers, or tuples of them, which do not compare by identity.
+    See `find_units` for the arguments and errors.
     """
     if unit is None:
-        rule = "applies to unit= only; add that, or remove it"
+        rule = "has an effect with unit= only: add unit=, or remove max_examples"
         require(max_examples is None, "max_examples", max_examples, rule)
         return None
     if isinstance(unit, str | Mapping) or not (callable(unit) or hasattr(unit, "__len__")):
         raise UserError(
-            f"unit={unit!r}: give the owner of each example, as a column of {examples:,} owners or "
-            "as a function of an example's index."
+            f"unit={unit!r}: give the owner of each example, as a column of {num_examples:,} "
+            "owners or as a function of an example's index."
         )
-    column = [unit(index) for index in range(examples)] if callable(unit) else list(unit)
-    if len(column) != examples:
+    column = [unit(index) for index in range(num_examples)] if callable(unit) else list(unit)
+    if len(column) != num_examples:
         raise UserError(
-            f"unit: it names the owners of {len(column):,} examples, and the dataset has "
-            f"{examples:,}."
+            f"unit: it names the owners of {len(column):,} examples, but the dataset has "
+            f"{num_examples:,}."
         )
-    numbers: dict[tuple[Any, ...], int] = {}
-    owners = [
-        numbers.setdefault(_comparable(owner, index), len(numbers))
-        for index, owner in enumerate(column)
-    ]
-    kinds = sorted({" and ".join(type(part).__name__ for part in owner) for owner in numbers})
-    if len(kinds) > 1:
+    number_of: dict[tuple[Any, ...], int] = {}  # parts of an owner -> number, in order of examples
+    owner_numbers = []
+    for index, owner in enumerate(column):
+        parts = _comparable_parts(owner, index)
+        owner_numbers.append(number_of.setdefault(parts, len(number_of)))
+    types = sorted({" and ".join(type(part).__name__ for part in owner) for owner in number_of})
+    if len(types) > 1:
         raise UserError(
-            f"unit: owners are of several types ({', '.join(kinds)}), and one that is written as "
-            "both would count as two: make all strings, or all whole numbers."
+            f"unit: owners are of several types ({', '.join(types)}), so that one owner could "
+            "count as two: use strings for all, or whole numbers for all."
         )
-    for parts in zip(*numbers, strict=True):
-        texts = [p.decode(errors="replace") if isinstance(p, bytes) else p for p in parts]
-        require_named("unit", "owner", (texts[number] for number in owners))
-    return Patients.of(np.array(owners), max_examples)
+    for names in zip(*number_of, strict=True):  # one part of each owner, such as all sites
+        texts = [p.decode(errors="replace") if isinstance(p, bytes) else p for p in names]
+        require_named("unit", "owner", (texts[number] for number in owner_numbers))
+    return Patients.of(np.array(owner_numbers), max_examples)
 
 
 def _digest(owners: Patients) -> str:
-    """Return the SHA-256 of who owns what."""
+    """Return the SHA-256 of which owner has which examples."""
     return hashlib.sha256(owners.examples.tobytes() + owners.starts.tobytes()).hexdigest()
 
 
-def _comparable(owner: Any, index: int) -> tuple[Any, ...]:
-    """Return the parts of an owner that equals itself in another example."""
-    if hasattr(owner, "item"):  # a number of torch's or numpy's
+def _comparable_parts(owner: Any, index: int) -> tuple[Any, ...]:
+    """Return an owner as a tuple of strings or numbers, which compare by value.
+
+    Tensors compare by identity, so the same owner would count as another one in each example.
+
+    Raises:
+        UserError: The owner of example `index` is missing or does not compare by value.
+    """
+    if hasattr(owner, "item"):  # a tensor or a NumPy number
         owner = owner.item()
     parts = owner if isinstance(owner, tuple) else (owner,)
     for part in parts:
-        if not isinstance(part, str | bytes | int | float) or part != part:  # NaN
+        # NaN does not equal itself.
+        if not isinstance(part, str | bytes | int | float) or part != part:
             raise UserError(
                 f"unit: the owner of example {index:,} is {owner!r}, which is missing or cannot be "
-                "compared: give strings or numbers, one for every example."
+                "compared: give every example a string or a number as its owner."
             )
     return parts

@@ -29,7 +29,7 @@ class Deletion:
 
 
 def find_homes(results: Path, words: Sequence[str]) -> list[Path]:
-    """Return the folder of the run that each word names. Unfinished runs count too.
+    """Return the folder of the run that each word names, whether or not it has finished.
 
     Args:
         words: RECIPE/RUN, RUN (four or more digits of its digest), a run's name, or a recipe with
@@ -82,15 +82,16 @@ def delete(home: Path) -> Deletion:
         Busy: another process is carrying out the run.
     """
     with only_one_process(home, wait=False):
-        before = _size_of(home)
-        spending = keep_spending(home)  # first: a kill on the way never leaves a run uncounted
+        size_before = _size_of(home)
+        # Before anything is deleted, so that the run counts even if this process is killed.
+        spending = keep_spending(home)
         start_anew(home)
-        left = _size_of(home)
+        size_after = _size_of(home)
         number = 1
-        while (kept := home.with_name(f"{home.name}{records.DELETED}{number}")).exists():
+        while (new_home := home.with_name(f"{home.name}{records.DELETED}{number}")).exists():
             number += 1
-        disk.rename(home, kept)
-    return Deletion(_name_of(home), max(0, before - left), spending)
+        disk.rename(home, new_home)
+    return Deletion(_name_of(home), max(0, size_before - size_after), spending)
 
 
 def _size_of(folder: Path) -> int:

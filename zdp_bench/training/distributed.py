@@ -1,14 +1,14 @@
 """Distribute a run over processes: `torchrun --nproc-per-node=N -m zdp_bench run recipe=NAME`.
 
-All ranks hold the same model and draw the same batch from the whole data set. Each clips and sums
-its part of the examples, and the sums are added up (`Ranks.all_reduce`). Rank 0 writes the ledger's
-line and adds the noise to its own sum before that sum leaves its process. So the noise is drawn in
-one place, every rank receives the same bits of the release, and models and optimizers stay equal.
+All ranks have the same model and draw the same batch from the whole data set. Each rank clips and
+sums its part of the examples, and the sums are added up (`Ranks.all_reduce`). Before that, rank 0
+writes the step to the ledger and adds the noise to its own sum. So the noise is drawn once, every
+rank receives the same release bit for bit, and models and optimizers stay equal.
 
 Before training, the ranks compare what they are about to do (`Ranks.require_same`). A rank with
 another bound, rate or data set would apply rank 0's noise and ε to its own examples.
 
-The ranks and the network between them are trusted, because sums without noise are sent there.
+The ranks and the network between them must be trusted, because they exchange sums without noise.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from zdp_bench.privacy.noise import real_view
 T = TypeVar("T")
 S = TypeVar("S", np.ndarray, Tensor)
 
-PATIENCE = timedelta(days=1)  # time that a rank waits for another, which may be evaluating
+TIMEOUT = timedelta(days=1)  # for a rank that waits for another, which may be evaluating
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class Ranks:
             return total
         for name, value in total.items():
             total[name] = value.resolve_conj()
-        flat = [real_view(value) for value in total.values()]
-        for dtype in sorted({value.dtype for value in flat}, key=str):
-            values = [value for value in flat if value.dtype == dtype]
+        blocks = [real_view(value) for value in total.values()]
+        for dtype in sorted({block.dtype for block in blocks}, key=str):
+            values = [block for block in blocks if block.dtype == dtype]
             message = torch.cat([value.reshape(-1) for value in values])
-            with _everyone():
+            with _explain_lost_rank():
                 dist.all_reduce(message)
             parts = message.split([value.numel() for value in values])
             for value, part in zip(values, parts, strict=True):
@@ -77,17 +77,17 @@ class Ranks:
         """Return rank 0's `value` on every rank."""
         if self.size == 1:
             return value
-        held = [value]
-        with _everyone():
-            dist.broadcast_object_list(held, src=0)
-        return held[0]
+        message = [value]
+        with _explain_lost_rank():
+            dist.broadcast_object_list(message, src=0)
+        return message[0]
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, ordered by rank."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        with _everyone():
+        with _explain_lost_rank():
             dist.all_gather_object(values, value)
         return values
 
@@ -99,10 +99,10 @@ class Ranks:
         """
         facts_by_rank = self.gather({name: repr(value) for name, value in facts.items()})
         for name in facts:
-            for other, other_facts in enumerate(facts_by_rank):
-                if other_facts.get(name) != facts_by_rank[0].get(name):
+            for rank, facts_of_rank in enumerate(facts_by_rank):
+                if facts_of_rank.get(name) != facts_by_rank[0].get(name):
                     raise UserError(
-                        f"rank {other} has another {name} than rank 0: start all processes of a "
+                        f"rank {rank} has another {name} than rank 0: start all processes of a "
                         "training with the same command, code and data. No further step was taken."
                     )
 
@@ -111,22 +111,21 @@ class Ranks:
         if self.size == 1:
             return
         for tensor in tensors:
-            own = tensor.detach()
-            flat = real_view(own)
-            held = flat.contiguous()
-            with _everyone():
-                dist.broadcast(held, src=0)
-            flat.copy_(held)
+            values = real_view(tensor.detach())
+            message = values.contiguous()  # a copy if the tensor has gaps in its memory
+            with _explain_lost_rank():
+                dist.broadcast(message, src=0)
+            values.copy_(message)
 
     def max(self, number: int) -> int:
         """Return the largest of the ranks' numbers."""
         if self.size == 1:
             return number
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        held = torch.tensor(number, device=device)
-        with _everyone():
-            dist.all_reduce(held, op=dist.ReduceOp.MAX)
-        return int(held)
+        message = torch.tensor(number, device=device)
+        with _explain_lost_rank():
+            dist.all_reduce(message, op=dist.ReduceOp.MAX)
+        return int(message)
 
     def any(self, condition: bool) -> bool:
         """Return True if the condition holds on any rank. Every rank must call it."""
@@ -134,8 +133,8 @@ class Ranks:
 
 
 @contextmanager
-def _everyone() -> Iterator[None]:
-    """Raise a clear error if a process of the run ended while this one waited for it."""
+def _explain_lost_rank() -> Iterator[None]:
+    """Raise a clear error if another rank ends while this one waits for it."""
     try:
         yield
     except RuntimeError as error:
@@ -166,7 +165,7 @@ def join(device_type: str) -> Ranks:
     if not dist.is_initialized():  # a user's script may have done so
         if not is_distributed():
             return ALONE
-        dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=PATIENCE)
+        dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=TIMEOUT)
         atexit.register(dist.destroy_process_group)
     return Ranks(dist.get_rank(), dist.get_world_size())
 
@@ -174,8 +173,8 @@ def join(device_type: str) -> Ranks:
 def leave(code: int) -> None:
     """Exit without shutting down the interpreter, if this process has joined others.
 
-    Otherwise, in one of twenty runs, a thread of gloo or torch outlived the interpreter and ended
-    the rank with SIGABRT, so torchrun reported a finished run as failed.
+    In a normal exit, a thread of gloo or torch sometimes outlives the interpreter (in one of twenty
+    runs) and ends the process with SIGABRT, so torchrun reports a finished run as failed.
     """
     if dist.is_initialized():
         atexit._run_exitfuncs()  # among them, `destroy_process_group`

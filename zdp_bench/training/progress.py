@@ -1,9 +1,10 @@
 """Show a run's progress, and call its callbacks.
 
 A callback (`execution.callbacks=[NAME]`) is a plug-in, `@register("callback", "NAME")`: a function
-of the run's configuration that returns `on_step(metrics)`. It gets the test metrics and the tight ε
-of every evaluation, as in the record. It gets no numbers from training examples, such as a loss or
-a batch's size, and neither time nor memory of a step: they would cost privacy.
+that takes the run's configuration and returns a function `on_step(metrics)`. The latter is called
+with the test metrics and the tight ε of every evaluation, as in the record. It gets no numbers that
+depend on training examples, such as a loss, a batch's size, or the time or memory of a step,
+because no ε would cover them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ MIN_WIDTH_FOR_BAR = 110  # width of the narrowest terminal that shows a bar
 
 
 class Watcher:
-    """Follows a run. This base class does nothing. Nothing that it is told costs privacy."""
+    """Receives the events of a run. This base class ignores them.
+
+    No event contains anything that is computed from training examples, except through the trained
+    weights.
+    """
 
     def started(
         self,
@@ -46,20 +51,32 @@ class Watcher:
         seed: int,
         steps: int,
         done: int,
-    ) -> None: ...
-    def opened(self, home: Path, done: int) -> None: ...
-    def stepped(self, step: int) -> None: ...
+    ) -> None:
+        """The run is about to take steps; `done` of `steps` were taken before."""
+
+    def opened(self, home: Path, done: int) -> None:
+        """The run's folder is `home`."""
+
+    def stepped(self, step: int) -> None:
+        """The model has taken `step` steps."""
+
     def evaluated(
         self,
         epoch: int,
         step: int,
         metrics: dict[str, float],
         epsilon: float,
-    ) -> None: ...
+    ) -> None:
+        """The model was evaluated after `step` steps, whose tight ε is `epsilon`."""
 
 
 class Live(Watcher):
-    """Shows the progress of one run, with the remaining time from its second epoch on."""
+    """Shows the progress of one run, with the remaining time from its second evaluation on.
+
+    Args:
+        console: where to print. On a terminal, progress is one line that is updated in place.
+        name: text that precedes the recipe's name. Default: none.
+    """
 
     def __init__(
         self,
@@ -70,8 +87,11 @@ class Live(Watcher):
         self._prefix = f"{name}  " if name else ""
         self._bar: Progress | None = None
         self._task = TaskID(0)
-        self._steps = self._first = 0
-        self._since: float | None = None
+        self._steps = 0
+        # Step and time of the first evaluation. The speed is measured from there, because the first
+        # epoch includes warm-up.
+        self._timed_from_step = 0
+        self._timed_from: float | None = None
         self._name = ""
 
     def __enter__(self) -> Live:
@@ -100,13 +120,13 @@ class Live(Watcher):
             self._bar.start()
 
     def _make_bar(self) -> Progress:
-        whole = Column(no_wrap=True)  # steps, ε and time are never truncated
+        untruncated = Column(no_wrap=True)  # for steps, ε and time
         time_left = Column(no_wrap=True, min_width=len("0:00:00"))
         columns = [
-            TextColumn("{task.description}", table_column=_cut(1, 8)),
-            MofNCompleteColumn(table_column=whole),
-            TextColumn("{task.fields[state]}", table_column=_cut(3, 1)),
-            TextColumn("{task.fields[spent]}", table_column=whole),
+            TextColumn("{task.description}", table_column=_truncated_column(1, 8)),
+            MofNCompleteColumn(table_column=untruncated),
+            TextColumn("{task.fields[state]}", table_column=_truncated_column(3, 1)),
+            TextColumn("{task.fields[spent]}", table_column=untruncated),
             TimeRemainingColumn(table_column=time_left),
         ]
         if self._console.width >= MIN_WIDTH_FOR_BAR:
@@ -130,42 +150,48 @@ class Live(Watcher):
         metrics: dict[str, float],
         epsilon: float,
     ) -> None:
-        state = _state(metrics)
-        spent = f"ε {show_epsilon(epsilon)}"
+        shown_metrics = _format_metrics(metrics)
+        shown_epsilon = f"ε {show_epsilon(epsilon)}"
         now = time.monotonic()
-        left = ""
-        if self._since is not None and step > self._first:
-            seconds_of_step = (now - self._since) / (step - self._first)
-            seconds = seconds_of_step * (self._steps - step)
-            left = f"  {seconds:.0f} s left"
+        time_left = ""
+        if self._timed_from is not None and step > self._timed_from_step:
+            seconds_per_step = (now - self._timed_from) / (step - self._timed_from_step)
+            seconds_left = seconds_per_step * (self._steps - step)
+            time_left = f"  {seconds_left:.0f} s left"
         if self._bar:
-            if self._since is None:
+            if self._timed_from is None:
                 self._bar.reset(self._task, completed=step)
-            self._bar.update(self._task, state=state, spent=spent)
+            self._bar.update(self._task, state=shown_metrics, spent=shown_epsilon)
         else:
             self._console.print(
-                f"{self._name}: epoch {epoch}, step {step:,}/{self._steps:,}  {state}  {spent}"
-                f"{left}",
+                f"{self._name}: epoch {epoch}, step {step:,}/{self._steps:,}  {shown_metrics}  "
+                f"{shown_epsilon}{time_left}",
                 highlight=False,
             )
-        if self._since is None:
-            self._first, self._since = step, now
+        if self._timed_from is None:
+            self._timed_from_step = step
+            self._timed_from = now
 
 
-def _state(metrics: dict[str, float]) -> str:
+def _format_metrics(metrics: dict[str, float]) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
-def _cut(ratio: int, least: int) -> Column:
+def _truncated_column(ratio: int, min_width: int) -> Column:
     """Return a column that takes a part of the remaining width, and is truncated to it."""
-    return Column(no_wrap=True, overflow="ellipsis", ratio=ratio, min_width=least)
+    return Column(no_wrap=True, overflow="ellipsis", ratio=ratio, min_width=min_width)
 
 
 class Reporter(Watcher):
-    """Writes the log, calls a run's callbacks and logger, and passes events to another watcher."""
+    """Writes the log, calls a run's callbacks and logger, and passes events to another watcher.
 
-    def __init__(self, beside: Watcher, config: Run) -> None:
-        self._beside = beside
+    Args:
+        watcher: the other watcher.
+        config: the run's configuration, which names callbacks and logger.
+    """
+
+    def __init__(self, watcher: Watcher, config: Run) -> None:
+        self._watcher = watcher
         names = dict.fromkeys(config.execution.callbacks or ())
         self._callbacks = [lookup("callback", name)(config) for name in names]
         self._tracker = Tracker(config)
@@ -191,10 +217,10 @@ class Reporter(Watcher):
         done: int,
     ) -> None:
         log.info(f"{recipe} seed {seed}: starts at step {done:,} of {steps:,}")
-        self._beside.started(recipe, seed, steps, done)
+        self._watcher.started(recipe, seed, steps, done)
 
     def stepped(self, step: int) -> None:
-        self._beside.stepped(step)
+        self._watcher.stepped(step)
 
     def evaluated(
         self,
@@ -207,5 +233,6 @@ class Reporter(Watcher):
         for on_step in self._callbacks:
             on_step(dict(evaluation))
         self._tracker.log(evaluation)
-        log.info(f"epoch {epoch}, step {step:,}  {_state(metrics)}  ε {show_epsilon(epsilon)}")
-        self._beside.evaluated(epoch, step, metrics, epsilon)
+        shown_metrics = _format_metrics(metrics)
+        log.info(f"epoch {epoch}, step {step:,}  {shown_metrics}  ε {show_epsilon(epsilon)}")
+        self._watcher.evaluated(epoch, step, metrics, epsilon)

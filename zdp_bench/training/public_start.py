@@ -29,24 +29,24 @@ class PublicStart:
     """The weights of a finished run, and where they come from.
 
     Attributes:
-        asked: value of `model.init_from`.
+        name: value of `model.init_from`.
         record: the finished run's record.
         weights: the weights, as a state dictionary.
         digest: digest of the weights.
         sources: files of the training data (`Splits.sources`); None if they are not known.
     """
 
-    asked: str
+    name: str
     record: Record
     weights: dict[str, Any]
     digest: str
     sources: frozenset[str] | None
 
     def require_apart(self, data: Splits) -> None:
-        """Reject data on which the weights were trained, under any name."""
-        generated = self.record.data.provenance == "synthetic"
-        if self.sources and not generated and self.sources & data.sources:
-            raise _refuse_own(self.asked, self.record.data.name)
+        """Reject data on which the weights were trained, even under another name."""
+        is_generated = self.record.data.provenance == "synthetic"
+        if self.sources and not is_generated and self.sources & data.sources:
+            raise _trained_on_same_data(self.name, self.record.data.name)
 
     def load_into(self, model: nn.Module) -> None:
         """Load the weights into a model.
@@ -58,18 +58,17 @@ class PublicStart:
             model.load_state_dict(self.weights)
         except RuntimeError as error:
             raise UserError(
-                f"model.init_from={self.asked}: these weights belong to another model or have "
+                f"model.init_from={self.name}: these weights belong to another model or have "
                 f"other shapes: {in_one_line(error)}."
             ) from None
 
     def described(self) -> dict[str, Any]:
         """Return the start's entry in the new run's record."""
         record = self.record
-        named = {"name": record.data.name, "provenance": record.data.provenance}
         return {
             "recipe": record.recipe,
             "run": record.run,
-            "data": named,
+            "data": {"name": record.data.name, "provenance": record.data.provenance},
             "weights": self.digest,
             "public": True,
         }
@@ -108,9 +107,9 @@ def find_start(config: Run) -> PublicStart | None:
 
 
 def digest_of(config: Run, data_digest: str) -> str:
-    """Return the digest that identifies a run, of its experiment, seed, data and starting weights.
+    """Return the digest that identifies a run. It covers experiment, seed, data and start.
 
-    It covers the weights because runs from different weights must not share their noise.
+    It covers the starting weights, because runs from different weights must not share their noise.
     """
     start = find_start(config)
     inputs_digest = f"{data_digest}:{start.digest}" if start else data_digest
@@ -122,23 +121,26 @@ def _require_public(config: Run, record: Record) -> None:
     data = record.data
     if data.provenance == "synthetic":
         return
-    name = data.name
-    own = find_card(name)
-    if own is None or not own.public:
+    start_card = find_card(data.name)
+    if start_card is None or not start_card.public:
         raise UserError(
-            f"model.init_from={config.init_from}: it was trained on dataset={name}, which is "
-            "neither generated nor public, so this run's ε would not include it. Start from a run "
-            "on public data."
+            f"model.init_from={config.init_from}: it was trained on dataset={data.name}, which is "
+            "neither generated nor public, so this run's ε would not cover it. Start from a run on "
+            "public data."
         )
-    mine = find_card(config.dataset.name)
-    if {config.dataset.name, mine.uses if mine else ""} & {name, own.uses or name}:
-        raise _refuse_own(config.init_from, name)
+    # A data set may read the files of another one, which its card names (`uses`).
+    private_card = find_card(config.dataset.name)
+    private_names = {config.dataset.name, private_card.uses if private_card else ""}
+    start_names = {data.name, start_card.uses or data.name}
+    if private_names & start_names:
+        raise _trained_on_same_data(config.init_from, data.name)
 
 
-def _refuse_own(asked: str | None, name: str) -> UserError:
+def _trained_on_same_data(init_from: str | None, dataset: str) -> UserError:
+    """Return the error for starting weights that were trained on the run's private data."""
     return UserError(
-        f"model.init_from={asked}: it was trained on dataset={name}, whose files this run should "
-        "keep private. Start from a run on other data."
+        f"model.init_from={init_from}: it was trained on dataset={dataset}, whose files this run "
+        "should keep private. Start from a run on other data."
     )
 
 

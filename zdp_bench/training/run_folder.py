@@ -28,8 +28,8 @@ from zdp_bench.training.interrupts import explain_write_errors
 log = logging.getLogger(__name__)
 MAX_LISTED = 10  # number of runs that an error lists
 START_AGAIN = (
-    "add force=true to start again, where its steps still count, or rename the run's folder, which "
-    "`zdp-bench budget` still counts"
+    "add force=true to start again (its steps still count), or rename the run's folder "
+    "(`zdp-bench budget` still counts it)"
 )
 
 
@@ -86,7 +86,7 @@ def find_or_run(
         if config.force and ranks.is_first:
             start_anew(home)
         if ranks.is_first:
-            for partial in home.glob("*.partial"):  # a kill left it; this process holds the lock
+            for partial in home.glob("*.partial"):  # left by a killed process; nobody writes it now
                 partial.unlink()
         if done := find():
             return Outcome(done, path, found=True)
@@ -103,8 +103,9 @@ def find_or_run(
 def keep_log(path: Path) -> Iterator[None]:
     """Append the log, and how the run ends, to a file. The terminal still shows warnings."""
     package = logging.getLogger("zdp_bench")
-    file, before = logging.FileHandler(path, encoding="utf-8"), package.level
-    # Ignore write errors: a full disk stops the ledger, which raises a clear one.
+    level = package.level
+    file = logging.FileHandler(path, encoding="utf-8")
+    # Ignore write errors: if the disk is full, the ledger raises a clear error.
     file.handleError = lambda record: None  # type: ignore[method-assign]
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     show_warnings()
@@ -116,17 +117,15 @@ def keep_log(path: Path) -> Iterator[None]:
         log.info(f"stopped: {str(error) or type(error).__name__}")
         raise
     finally:
-        package.setLevel(before)
+        package.setLevel(level)
         package.removeHandler(file)
         file.close()
 
 
 def start_anew(home: Path) -> None:
-    """Clear a run's folder, except for its spending. Its ledgers are set aside.
-
-    The record is deleted first, so that a kill never leaves a record without its ledger.
-    """
+    """Clear a run's folder, except for its spending. Its ledgers are renamed, not deleted."""
     files = [path for path in home.rglob("*") if not path.is_dir()]
+    # Delete the record first, so that a kill never leaves a record without its ledger.
     for path in sorted(files, key=lambda path: path.name != "record.json"):
         if path != home / "spending.json" and not is_ledger(path):
             path.unlink()
@@ -188,75 +187,83 @@ def open_ledger(
 
 def find_weights(
     results: Path,
-    asked: str,
+    name: str,
     key: str = "",
-    tell: Callable[[list[Record]], list[str]] | None = None,
+    tell_differences: Callable[[list[Record]], list[str]] | None = None,
 ) -> Path:
     """Return the folder of the only matching finished run that still has its weights.
 
     Args:
         results: the results folder.
-        asked: name of a run, as for `is_named`, or the path of its folder or record.
-        key: the key or option to which the user gave `asked`, such as "model.init_from=".
-        tell: describes how several runs differ, for the error.
+        name: name of a run, as for `is_named`, or the path of its folder or record.
+        key: the key or option to which the user gave `name`, such as "model.init_from=".
+        tell_differences: describes how several runs differ, for the error.
 
     Raises:
         UserError: no run matches, several do, or the weights are gone.
     """
-    recipe, here = asked.partition("/")[0], results / "runs"
-    finished = [path.parent for path in sorted(here.glob("*/*/record.json"))]
-    word = re.sub(r"(?<=[0-9a-f]{16})[0-9a-f]+$", "", asked)  # as in the folder's name
-    folders = [path for path in finished if is_named(word, path.parent.name, path.name)]
-    place = Path(asked).parent if asked.endswith("record.json") else Path(asked)
-    if not folders and (place / "record.json").is_file():
-        folders, here = [place], place
-    found = [folder for folder in folders if (folder / "checkpoint.pt").is_file()]
-    if len(found) == 1:
-        return found[0]
+    searched = results / "runs"
+    finished = [path.parent for path in sorted(searched.glob("*/*/record.json"))]
+    # The name of a folder has the first 16 digits of the run's digest.
+    short_name = re.sub(r"(?<=[0-9a-f]{16})[0-9a-f]+$", "", name)
+    folders = [path for path in finished if is_named(short_name, path.parent.name, path.name)]
+    path_of_name = Path(name).parent if name.endswith("record.json") else Path(name)
+    if not folders and (path_of_name / "record.json").is_file():
+        folders = [path_of_name]
+        searched = path_of_name
+    with_weights = [folder for folder in folders if (folder / "checkpoint.pt").is_file()]
+    if len(with_weights) == 1:
+        return with_weights[0]
     if not folders:
+        recipe = name.partition("/")[0]
         near = suggestion(recipe, {path.parent.name for path in finished})
-        first = f"Run it first: zdp-bench run recipe={recipe}."
-        first = first if recipe_body(recipe) else "`zdp-bench results` lists the runs."
-        raise UserError(f"{key}{asked}: no finished run with weights under {here}.{near} {first}")
-    if not found and (record := records.read(folders[0] / "record.json")):
+        advice = "`zdp-bench results` lists the runs."
+        if recipe_body(recipe):
+            advice = f"Run it first: zdp-bench run recipe={recipe}."
         raise UserError(
-            f"{key}{asked}: no finished run with weights under {here}, only its record, as in a "
-            f"clone. To make the weights again: {command_of(record)}."
+            f"{key}{name}: no finished run with weights under {searched}.{near} {advice}"
         )
-    names = [f"{path.parent.name}/{path.name[:8]}" for path in found]
-    if tell:
-        runs = [run for path in found if (run := records.read(path / "record.json"))]
-        each = zip(names, runs, tell(runs), strict=True)
-        names = [f"{name} ({what}{', ' * bool(what)}seed {run.seed})" for name, run, what in each]
-    more = ", …" if len(names) > MAX_LISTED else ""
+    if not with_weights and (record := records.read(folders[0] / "record.json")):
+        raise UserError(
+            f"{key}{name}: no finished run with weights under {searched}, only its record, as in a "
+            f"clone. To train the weights again: {command_of(record)}."
+        )
+    labels = [f"{path.parent.name}/{path.name[:8]}" for path in with_weights]
+    if tell_differences:
+        runs = [run for path in with_weights if (run := records.read(path / "record.json"))]
+        labels = [
+            f"{label} ({difference}{', ' * bool(difference)}seed {run.seed})"
+            for label, run, difference in zip(labels, runs, tell_differences(runs), strict=True)
+        ]
+    more = ", …" if len(labels) > MAX_LISTED else ""
     raise UserError(
-        f"{key}{asked}: {len(found)} runs match. Choose one of them: "
-        f"{', '.join(names[:MAX_LISTED])}{more}."
+        f"{key}{name}: {len(with_weights)} runs match. Choose one of them: "
+        f"{', '.join(labels[:MAX_LISTED])}{more}."
     )
 
 
 def command_of(record: Record) -> str:
     """Return the command that carries out a record's run again."""
-    own = records.flatten(record.config)
+    recorded = records.flatten(record.config)
     words = [f"recipe={record.recipe}"]
-    if recipe_body(record.recipe) is None:  # a recipe file of the user's, of unknown path
+    if recipe_body(record.recipe) is None:  # a recipe file of the user, whose path is unknown
         words = [f"{words[0]}.yaml", f"seed={record.seed}"]
         return shlex.join(["zdp-bench", "run", *words, "force=true"])
     recipe = records.flatten(configured(words).resolved)
     for group in GROUPS:
-        name = own.get(f"{group}.name")
+        name = recorded.get(f"{group}.name")
         if name != recipe.get(f"{group}.name"):
             words.append(f"{group}={name or 'none'}")
+    # Groups first, because another group has other defaults.
     default = records.flatten(configured(words).resolved)
-    words += [
-        f"{key}={_word(value)}"
-        for key, value in sorted(own.items())
-        if key in default and default[key] != value and not key.startswith("claims.")
-    ]
+    for key, value in sorted(recorded.items()):
+        is_changed = key in default and default[key] != value
+        if is_changed and not key.startswith("claims."):
+            words.append(f"{key}={_format_value(value)}")
     return shlex.join(["zdp-bench", "run", *words, "force=true"])
 
 
-def _word(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Format a value as Hydra reads it on a command line."""
     if isinstance(value, str) and re.fullmatch(r"[\w./:-]+", value):
         return value

@@ -1,9 +1,9 @@
 """Compute what the runs in a results folder have spent on each data set.
 
-A finished run states it in its record. Before its first step, a run also writes all the steps it
-may take to `spending.json`, so that runs that were stopped or are under way count as well. That
-file also identifies the files it reads, by their content. A record does not, because it is shown to
-others: anyone who has a file could see that it was used for training.
+A finished run states it in its record. Before its first step, a run also writes to `spending.json`
+how many steps it may take, so that runs that were stopped or are under way count as well. That
+file also identifies the files that the run reads, by their content. A record does not, because it
+may be published, and anyone who has a file could see that it was used for training.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # `budget` needs no torch
     from zdp_bench.data import Splits
 
 FILE, RECORD = "spending.json", "record.json"
-EXPORTED = "SHA256SUMS"  # in an export, lists the digests of its other files
+EXPORTED = "SHA256SUMS"  # file that only exported folders have
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Plan:
         recipe: name of the run's recipe.
         data: its data set.
         privacy: its releases.
-        sources: names of its data's files, separated by spaces; None if they are not known.
+        sources: names of the data's files (`Splits.sources`), separated by spaces; None if unknown.
     """
 
     recipe: str
@@ -63,8 +63,8 @@ class Plan:
 def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: Path) -> None:
     """Write what a run may spend to disk, unless `privacy.total_budget` would be exceeded.
 
-    Only one process at a time does this in a results folder, so two runs cannot both spend what is
-    left of the budget.
+    Only one process at a time does this in a results folder, so two runs cannot both spend the rest
+    of the budget.
 
     Args:
         config: the run's configuration.
@@ -115,44 +115,45 @@ def _plan_of(config: Run, data: Splits, mechanism: Mechanism, steps: int) -> Pla
     )
 
 
-def _require_within(config: Run, own: Spending) -> None:
+def _require_within(config: Run, this_run: Spending) -> None:
+    """Reject a run with which the tight ε on its data would exceed `privacy.total_budget`."""
     budget, delta = config.privacy.total_budget, config.privacy.delta
     assert budget is not None
-    earlier = read_spendings(config.results, but=own.home)
-    others = [other for other in earlier if other.may_share(own)]
+    all_runs = read_spendings(config.results, except_home=this_run.home)
+    sharing_runs = [run for run in all_runs if run.may_share(this_run)]
     log.warning(
         "privacy.total_budget=%g: %d earlier runs in %s may share examples with this one; runs in "
         "other folders are not counted",
         budget,
-        len(others),
+        len(sharing_runs),
         config.results,
     )
     try:
-        all_spent = list_spent([*others, own], own.by_unit)
-        before = compose_epsilon(all_spent[:-1], delta)
-        after = compose_epsilon(all_spent, delta)
+        spent = list_spent([*sharing_runs, this_run], this_run.by_unit)
+        epsilon_before = compose_epsilon(spent[:-1], delta)
+        epsilon_after = compose_epsilon(spent, delta)
     except ValueError as error:
         raise UserError(
             f"privacy.total_budget={budget:g}: {error}, so their total ε is not known; use the "
             "earlier runs' sampling and unit, or remove the total budget."
         ) from None
-    if after > budget:
+    if epsilon_after > budget:
         raise UserError(
-            f"privacy.total_budget={budget:g}: {len(others)} runs in {config.results} on files of "
-            f"this {own.shown} have a tight ε of {show_epsilon(before)}, and with "
-            f"this run it would be {show_epsilon(after)} (δ {delta:g}). Add noise, take fewer "
-            "steps, or stop here; `zdp-bench budget` lists the ε so far."
+            f"privacy.total_budget={budget:g}: {len(sharing_runs)} runs in {config.results} on "
+            f"files of this {this_run.shown} have a tight ε of {show_epsilon(epsilon_before)}, and "
+            f"with this run it would be {show_epsilon(epsilon_after)} (δ {delta:g}). Add noise, "
+            "take fewer steps, or stop here; `zdp-bench budget` lists the ε so far."
         )
 
 
-def read_spendings(results: Path, but: Path | None = None) -> list[Spending]:
+def read_spendings(results: Path, except_home: Path | None = None) -> list[Spending]:
     """Return what every run has spent or may still spend; see `find_spendings`.
 
     Raises:
         UserError: the results folder contains steps whose run is not known, or a damaged run, so
             the total ε is not known.
     """
-    spendings, unknown = find_spendings(results, but)
+    spendings, unknown = find_spendings(results, except_home)
     if unknown:
         raise UserError(
             f"{unknown[0]}: contains steps of an unfinished run without its data, so the total ε "
@@ -162,7 +163,7 @@ def read_spendings(results: Path, but: Path | None = None) -> list[Spending]:
 
 
 def find_spendings(
-    results: Path, but: Path | None = None, skip_damaged: bool = False
+    results: Path, except_home: Path | None = None, skip_damaged: bool = False
 ) -> tuple[list[Spending], list[Path]]:
     """Return what every run has spent or may still spend, and the paths whose spending is unknown.
 
@@ -172,7 +173,7 @@ def find_spendings(
 
     Args:
         results: the results folder.
-        but: folder of a run to leave out.
+        except_home: folder of a run to leave out.
         skip_damaged: whether to leave out a damaged run, with a warning.
 
     Raises:
@@ -188,7 +189,8 @@ def find_spendings(
         unknown.append(path)
 
     def leave_out_folder(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):  # which another process moves or deletes
+        # Another process may move or delete a folder while this one walks.
+        if not isinstance(error, FileNotFoundError):
             leave_out(unreadable(error), Path(error.filename))
 
     for folder, subfolders, files in os.walk(results, onerror=leave_out_folder):
@@ -204,36 +206,40 @@ def find_spendings(
     for home in homes:
         try:
             record = finished.get(home)
-            if record is None and home != but:
+            if record is None and home != except_home:
                 record = records.read(home / RECORD)
             if record:
-                others = homes_of_run[record.run]
-                if _is_copy(home, others):
+                same_run_homes = homes_of_run[record.run]
+                if _is_copy(home, same_run_homes):
                     continue
-                others.append(home)
-            if home != but:
+                same_run_homes.append(home)
+            if home != except_home:
                 spendings.append(_spending_in(home, record))
         except UserError as error:
             leave_out(error, home)
-    explained = {*homes, but}
+    explained = {*homes, except_home}
     for path in ledgers:
         if explained.isdisjoint(path.parents) and is_ledger(path) and has_steps(path):
             unknown.append(path)
     return spendings, unknown
 
 
-def _is_copy(home: Path, others: Sequence[Path]) -> bool:
+def _is_copy(home: Path, same_run_homes: Sequence[Path]) -> bool:
     """Return True if another folder of the same run has the same record."""
-    record = home / RECORD
-    return any(filecmp.cmp(record, other / RECORD, shallow=False) for other in others)
+    return any(
+        filecmp.cmp(home / RECORD, same_run_home / RECORD, shallow=False)
+        for same_run_home in same_run_homes
+    )
 
 
 def read_recipes_spendings(config: Run, data: Splits) -> list[Spending]:
     """Return what the runs of a recipe have spent on `data`, as `zdp-bench budget` counts it."""
-    spendings = read_spendings(config.results)
-    of_recipe = [spending for spending in spendings if spending.recipe == config.recipe]
     data_set = config.dataset.name, data.digest, data.sources
-    return [spending for spending in of_recipe if spending.may_read(*data_set)]
+    return [
+        spending
+        for spending in read_spendings(config.results)
+        if spending.recipe == config.recipe and spending.may_read(*data_set)
+    ]
 
 
 def read_spending(home: Path) -> Spending:
@@ -242,11 +248,12 @@ def read_spending(home: Path) -> Spending:
 
 
 def _spending_in(home: Path, record: Record | None) -> Spending:
+    """Return what the run in a folder has spent; `record` is None if it has not finished."""
     plan = record or _read_plan(home / FILE)
     spending = _spending_of(plan, home, read_sources(home))
     spending = replace(spending, finished=bool(record) or records.is_deleted(home))
-    # Of a finished run, a single ledger is the one that its record counts, and reading it is slow.
-    # To the steps of a secure run that did not finish, those of its ledger are added below.
+    # The record of a finished run already counts its only ledger, which would be slow to read. For
+    # an unfinished secure run, the steps in the ledger are added below.
     count_single = not record and not spending.secure
     is_federation = bool(plan.privacy.nodes)
     in_ledgers = _steps_in_ledgers(home, not spending.secure, is_federation, count_single)
@@ -268,20 +275,20 @@ def keep_spending(home: Path) -> Spending:
     """
     record = records.read(home / RECORD)
     planned = _read_plan(home / FILE) if (home / FILE).is_file() else None
-    whole = record or planned
-    if whole is None:
+    run = record or planned
+    if run is None:
         raise UserError(
             f"{home}: has neither a record nor a {FILE}, so what it spent is not known."
         )
     spending = read_spending(home)
     steps = spending.spent.steps
-    if not record and not whole.privacy.nodes:
+    if not record and not run.privacy.nodes:
         steps = count_releases(drop_copies(find_ledgers(home)), not spending.secure)
-    released = {field.name: getattr(whole.privacy, field.name) for field in fields(Released)}
-    spent = Released(**released | {"steps": steps})
-    data = whole.data
-    data = Data(data.name, data.provenance, data.digest, title=data.title)
-    Plan(whole.recipe, data, spent, planned.sources if planned else None).write(home)
+    # A record has more fields than `spending.json`, so copy only the fields that both have.
+    released_fields = {field.name: getattr(run.privacy, field.name) for field in fields(Released)}
+    released = Released(**released_fields | {"steps": steps})
+    data = Data(run.data.name, run.data.provenance, run.data.digest, title=run.data.title)
+    Plan(run.recipe, data, released, planned.sources if planned else None).write(home)
     return replace(spending, spent=replace(spending.spent, steps=steps))
 
 
@@ -296,16 +303,16 @@ def _steps_in_ledgers(home: Path, repeatable: bool, is_federation: bool, count_s
         home: the run's folder.
         repeatable: see `count_releases`.
         is_federation: whether each subfolder has the ledgers of a node.
-        count_single: whether a single ledger counts too, with the lines that are not damaged: the
-            plan bounds the others. If not, it counts as 0.
+        count_single: whether to count a folder with a single ledger as well. Only its intact lines
+            count, because the plan bounds the number of all lines.
     """
-    trainings: dict[Path, list[Path]] = defaultdict(list)
-    for ledger in find_ledgers(home, ignored=(RECORD, FILE)):  # which were read as what they are
+    ledgers_by_folder: dict[Path, list[Path]] = defaultdict(list)
+    for ledger in find_ledgers(home, ignored=(RECORD, FILE)):  # these two are known not to be any
         folder = ledger.parent if is_federation else home
-        trainings[folder].append(ledger)
-    distinct = [drop_copies(ledgers) for ledgers in trainings.values()]
+        ledgers_by_folder[folder].append(ledger)
     counts = [0]
-    for ledgers in distinct:
+    for copied_ledgers in ledgers_by_folder.values():
+        ledgers = drop_copies(copied_ledgers)
         if len(ledgers) > 1:
             counts.append(count_releases(ledgers, repeatable))
         elif count_single:
@@ -328,10 +335,13 @@ def _read_plan(path: Path) -> Plan:
     try:
         return parse_as(Plan, read_json(path, records.from_json))
     except Unfit as error:
-        why = f"{path}: is damaged: it {error}."
+        fault = f"{path}: is damaged: it {error}."
     except UserError as error:
-        why = str(error)
-    raise UserError(f"{why} So its run's ε is not known; the same run writes it again.")
+        fault = str(error)
+    raise UserError(
+        f"{fault} So the ε of its run is not known; if you start the run again, it writes this "
+        "file again."
+    )
 
 
 def _spending_of(
@@ -365,9 +375,10 @@ def _worst(released: Released) -> Spent:
     A patient is at one node, which may differ between runs. So the least noise, the highest rate
     and the most steps of any node are combined, each of which only raises ε.
     """
-    each = released.releases
-    samplings = [releases.sampling for releases in each]
+    nodes = released.releases  # one entry, unless the run is a federation
+    samplings = [node.sampling for node in nodes]
+    # Among equal rates, take the fewest records.
     sampling = max(samplings, key=lambda sampling: (sampling.sample_rate, -sampling.records))
-    min_z = min(releases.z for releases in each)
-    max_steps = max(releases.steps for releases in each)
+    min_z = min(node.z for node in nodes)
+    max_steps = max(node.steps for node in nodes)
     return Spent(min_z, sampling, max(max_steps, released.steps))

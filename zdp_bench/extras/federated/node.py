@@ -319,7 +319,7 @@ class Node:
         if budget is None:
             return None
         this_run = plan_spending(config, self.setup.data, self.mechanism, max_releases, run_home)
-        earlier = read_spendings(config.results, but=run_home)
+        earlier = read_spendings(config.results, except_home=run_home)
         others = [spending for spending in earlier if spending.may_share(this_run)]
         if not others:
             return self.setup.affordable(max_releases)

@@ -15,7 +15,7 @@ from zdp_bench.data.files import card as data_card
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing import folder as files
 from zdp_bench.extras.sharing.folder import Source
-from zdp_bench.library.keys import kind_of
+from zdp_bench.library.keys import randomness_kind
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import to_json
 from zdp_bench.report.number_format import interval, name_one
@@ -103,7 +103,7 @@ def _describe_loop(report: Source) -> dict[str, Any]:
         "task": "other",
         "pipeline": None,
         "protected": unit,
-        "kind": kind_of(report["privacy"]["randomness_from"]),
+        "kind": randomness_kind(report["privacy"]["randomness_from"]),
         "takes": report["inputs"],
     }
 

@@ -51,7 +51,9 @@ def export(
         UserError: no run matches, or several do; the weights are missing or do not match the
             record; or the folder is not empty.
     """
-    home = find_weights(results, run, tell=lambda runs: tell_differences(*read_frame(runs)))
+    home = find_weights(
+        results, run, tell_differences=lambda runs: tell_differences(*read_frame(runs))
+    )
     record = records.read_document(home / files.RECORD)
     assert record is not None
     files.require_fit(record, home / files.RECORD)

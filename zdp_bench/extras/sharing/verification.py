@@ -25,7 +25,7 @@ from zdp_bench.extras.sharing.folder import Source
 from zdp_bench.extras.sharing.loading import config_of, sketch_of
 from zdp_bench.foreign_files import read_text
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.library.keys import kind_of
+from zdp_bench.library.keys import randomness_kind
 from zdp_bench.library.starts import Earlier, Trainings, describe
 from zdp_bench.privacy.accounting import example_epsilon
 from zdp_bench.privacy.ledger import Ledger
@@ -189,7 +189,7 @@ def _check_run(
 def _check_loop(folder: Path, report: Source) -> Iterator[Check]:
     """Recompute ε, z and the steps of your own loop from its mechanism and ledger alone."""
     privacy, owners = report["privacy"], report["owners"]
-    kind, delta = kind_of(privacy["randomness_from"]), privacy["delta"]
+    kind, delta = randomness_kind(privacy["randomness_from"]), privacy["delta"]
     facts = {"randomness": kind}
     try:
         mechanism = Mechanism.from_dict(privacy["mechanism"])
