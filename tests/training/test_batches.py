@@ -240,7 +240,7 @@ def test_a_sum_that_failed_after_some_records_does_not_count_them_twice() -> Non
     def piece(cut: slice) -> gradients.Batch:
         if cut.start == 8 and next(failures, False):
             raise NO_ROOM
-        return steady.piece(cut)
+        return steady.read(cut)
 
     found = summed(algorithm, MicroBatches(11, piece, Size(4)))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
@@ -302,7 +302,7 @@ def test_a_control_groups_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         "/sys/fs/cgroup/memory.max": 700,
         "/sys/fs/cgroup/memory.current": 600,
     }
-    monkeypatch.setattr(memory, "_number", lambda path, *_: numbers[path])
+    monkeypatch.setattr(memory, "_read_number", lambda path, *_: numbers[path])
     assert available_memory() == 100
     numbers["/sys/fs/cgroup/memory.max"] = None
     assert available_memory() == 1000 * 1024
@@ -313,7 +313,7 @@ def test_a_control_groups_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_on_a_device_already_is_not_pinned() -> None:
     there = torch.empty(4, 2, device="meta"), torch.empty(4, device="meta")
     pieces = read_in_pieces(lambda cut: there, 4, Size(4), torch.device("cuda"))
-    assert pieces.piece(slice(0, 4))[0] is there[0]
+    assert pieces.read(slice(0, 4))[0] is there[0]
 
 
 @pytest.mark.gpu

@@ -73,21 +73,21 @@ def micro_batches(
     uniforms = torch.empty(0)
     if augment or augment_targets or source.is_stochastic:
         own_key = stream_bytes(key, "augment", step)
-        drawn = sampling.uniforms_of(indices, views * N_UNIFORMS, own_key)
-        uniforms = torch.from_numpy(drawn.reshape(-1, N_UNIFORMS))
+        draws = sampling.uniforms_of(indices, views * N_UNIFORMS, own_key)
+        uniforms = torch.from_numpy(draws.reshape(-1, N_UNIFORMS))
     if views > 1:
-        examples = (1,) * len(indices) if shares is None else shares
-        shares = tuple(views * count for count in examples)
+        share_sizes = (1,) * len(indices) if shares is None else shares
+        shares = tuple(views * share_size for share_size in share_sizes)
         indices = np.repeat(indices, views)
 
     def read(cut: slice) -> Batch:
-        own_uniforms = uniforms[cut]
-        own_indices = torch.from_numpy(indices[cut])
-        inputs, targets = source.batch(own_indices, own_uniforms if source.is_stochastic else None)
+        cut_uniforms = uniforms[cut]
+        cut_indices = torch.from_numpy(indices[cut])
+        inputs, targets = source.batch(cut_indices, cut_uniforms if source.is_stochastic else None)
         if augment:
-            inputs = augment(inputs, own_uniforms)
+            inputs = augment(inputs, cut_uniforms)
         if augment_targets:
-            targets = augment_targets(targets, own_uniforms)
+            targets = augment_targets(targets, cut_uniforms)
         return inputs, targets
 
     fixed = config.trainer.micro_batch
@@ -149,20 +149,21 @@ def read_in_pieces(
     """
     on_gpu = device.type == "cuda"
 
-    def piece(cut: slice) -> Batch:
+    def read_pinned(cut: slice) -> Batch:
         inputs, targets = read(cut)
         if on_gpu:  # from pinned memory, a GPU copies while it computes
             inputs = inputs.pin_memory() if inputs.is_cpu else inputs
             targets = targets.pin_memory() if targets.is_cpu else targets
         return inputs, targets
 
-    def placed(pieces: Iterator[Batch]) -> Iterator[Batch]:
-        ahead = int(on_gpu) if prefetch is None else prefetch
-        is_one_piece = count <= size.examples
-        for inputs, targets in read_ahead(pieces, 0 if is_one_piece else ahead):
+    def move(batches: Iterator[Batch]) -> Iterator[Batch]:
+        num_ahead = int(on_gpu) if prefetch is None else prefetch
+        if count <= size.examples:  # there is only one micro-batch
+            num_ahead = 0
+        for inputs, targets in read_ahead(batches, num_ahead):
             yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
-    return MicroBatches(count, piece, size, placed, shares)
+    return MicroBatches(count, read_pinned, size, move, shares)
 
 
 def read_ahead(values: Iterator[T], count: int) -> Iterator[T]:
@@ -228,20 +229,20 @@ class MicroBatches:
 
     Attributes:
         count: number of examples.
-        piece: reads the micro-batch in a slice.
+        read: reads the micro-batch in a slice.
         size: size of the micro-batches.
-        placed: reads micro-batches ahead and moves them to the device.
+        move: reads micro-batches ahead and moves them to the device.
         shares: number of examples in each share; None if each example is a share.
     """
 
     count: int
-    piece: Callable[[slice], Batch]
+    read: Callable[[slice], Batch]
     size: Size
-    placed: Callable[[Iterator[Batch]], Iterator[Batch]] = iter
+    move: Callable[[Iterator[Batch]], Iterator[Batch]] = iter
     shares: Shares | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        return self.placed(self.piece(cut) for cut, _ in self.cuts())
+        return self.move(self.read(cut) for cut, _ in self.cuts())
 
     def cuts(self) -> list[tuple[slice, Shares]]:
         """Return the slice of each micro-batch, and the numbers of examples in its shares.
@@ -253,22 +254,23 @@ class MicroBatches:
             starts = range(0, self.count, max_examples)
             return [(slice(start, min(start + max_examples, self.count)), ()) for start in starts]
         cuts: list[tuple[slice, Shares]] = []
-        start = end = 0  # of the micro-batch that is being filled
-        own_shares: list[int] = []
-        for examples in self.shares:
-            if own_shares and end + examples - start > max_examples:
-                cuts.append((slice(start, end), tuple(own_shares)))
-                start, own_shares = end, []
-            own_shares.append(examples)
-            end += examples
-        if own_shares:
-            cuts.append((slice(start, end), tuple(own_shares)))
+        # The micro-batch that is being filled: its slice and its share sizes.
+        start = end = 0
+        share_sizes: list[int] = []
+        for share_size in self.shares:
+            if share_sizes and end + share_size - start > max_examples:
+                cuts.append((slice(start, end), tuple(share_sizes)))
+                start, share_sizes = end, []
+            share_sizes.append(share_size)
+            end += share_size
+        if share_sizes:
+            cuts.append((slice(start, end), tuple(share_sizes)))
         return cuts
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return True if an error means that memory ran out, on the GPU or on the CPU."""
-    words = (
+    messages = (
         "out of memory",
         "can't allocate memory",
         "CUDNN_STATUS_ALLOC_FAILED",
@@ -276,7 +278,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return any(word in str(error) for word in words)
+    return any(message in str(error) for message in messages)
 
 
 def free_memory() -> None:
@@ -295,9 +297,9 @@ def initial_size(
 ) -> Size:
     """Return the initial size of micro-batches, a power of two.
 
-    On a GPU, it is at least twice the expected batch size (up to `MICRO_BATCH`), and halved later
-    until a micro-batch fits. On a CPU, it is also limited by an estimate of what fits, because a
-    process that runs out of memory is killed there without an error.
+    On a GPU, it is at least twice the expected batch size (up to `MICRO_BATCH`), and is halved
+    later until a micro-batch fits. On a CPU, it is also limited by an estimate of what fits,
+    because a process that runs out of memory there is killed without an error.
 
     Args:
         model: the model that is trained.
@@ -306,16 +308,16 @@ def initial_size(
         expected_batch_size: expected number of examples in a step.
         device: where the model is.
     """
-    whole = 1
-    while whole < 2 * expected_batch_size:
-        whole *= 2
+    num_examples = 1
+    while num_examples < 2 * expected_batch_size:
+        num_examples *= 2
     if device.type != "cpu":
-        return Size(whole)
-    needed = max(1, PASSES * bytes_per_example(model, loss, like))
-    fitting = int(MEMORY_FRACTION * available_memory() / needed)
-    while whole > max(1, fitting):
-        whole //= 2
-    return Size(whole)
+        return Size(num_examples)
+    bytes_needed = max(1, PASSES * bytes_per_example(model, loss, like))
+    max_fitting = int(MEMORY_FRACTION * available_memory() / bytes_needed)
+    while num_examples > max(1, max_fitting):
+        num_examples //= 2
+    return Size(num_examples)
 
 
 def bytes_per_example(
@@ -323,9 +325,9 @@ def bytes_per_example(
     loss: Loss,
     like: Batch,
 ) -> int:
-    """Return the number of bytes that a forward pass keeps for each further example."""
+    """Return the number of bytes that a forward pass keeps for each additional example."""
 
-    def kept(examples: int) -> int:
+    def count_kept_bytes(examples: int) -> int:
         bytes_at: dict[int, int] = {}  # the address of a storage -> its size
 
         def pack(tensor: Tensor) -> Tensor:
@@ -346,23 +348,23 @@ def bytes_per_example(
             losses = loss(model(inputs), targets)
             return sum(bytes_at.values()) + losses.nbytes + inputs.nbytes + targets.nbytes
 
-    return max(1, kept(2) - kept(1))
+    return max(1, count_kept_bytes(2) - count_kept_bytes(1))
 
 
 def available_memory() -> int:
     """Return the number of free bytes, within the limit of the process's control group."""
     bounds = []
-    free = _number("/proc/meminfo", "MemAvailable:")
-    if free is not None:
-        bounds.append(1024 * free)
-    limit = _number("/sys/fs/cgroup/memory.max")
-    used = _number("/sys/fs/cgroup/memory.current")
-    if limit is not None and used is not None:
-        bounds.append(max(0, limit - used))
+    free_kilobytes = _read_number("/proc/meminfo", "MemAvailable:")
+    if free_kilobytes is not None:
+        bounds.append(1024 * free_kilobytes)
+    limit = _read_number("/sys/fs/cgroup/memory.max")
+    in_use = _read_number("/sys/fs/cgroup/memory.current")
+    if limit is not None and in_use is not None:
+        bounds.append(max(0, limit - in_use))
     return min(bounds, default=2**32)  # 4 GiB if neither is known
 
 
-def _number(path: str, key: str | None = None) -> int | None:
+def _read_number(path: str, key: str | None = None) -> int | None:
     """Return the first number in a file, or the one after `key`; None if there is none."""
     try:
         words = Path(path).read_text().split()

@@ -115,7 +115,8 @@ def check_fit(
     Raises:
         UserError: model, loss and data do not fit one another.
     """
-    seen, warned_always = "", torch.is_warn_always_enabled()
+    targets_note = ""
+    warned_always = torch.is_warn_always_enabled()
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("error", "Casting complex values to real")
@@ -125,8 +126,9 @@ def check_fit(
                 if isinstance(data, DatasetInfo)
                 else data.test.batch(torch.arange(1))
             )
-            if takes := getattr(task, "targets", ""):
-                seen = f", targets of shape {list(targets.shape[1:])} where the task takes {takes}"
+            if required := getattr(task, "targets", ""):
+                shape = list(targets.shape[1:])
+                targets_note = f", targets of shape {shape} where the task takes {required}"
             losses = task.loss(model.eval()(inputs), targets)
     except (UserWarning, *UNFIT) as error:
         if "complex" in str(error) and not any(p.is_complex() for p in model.parameters()):
@@ -136,13 +138,13 @@ def check_fit(
                 "dropped. Add model.complex_as=magnitude, or model.complex_as=channels for real "
                 "and imaginary part as two channels, or use a complex model."
             ) from None
-        raise _unfit(config, data, error, seen) from error
+        raise _unfit(config, data, error, targets_note) from error
     finally:
         torch.set_warn_always(warned_always)
         model.train()
     if losses.shape != (1,) or losses.is_complex():
-        words = f"the loss of one example is {losses.dtype} of shape {list(losses.shape)}"
-        raise _unfit(config, data, ValueError(words))
+        fault = f"the loss of one example is {losses.dtype} of shape {list(losses.shape)}"
+        raise _unfit(config, data, ValueError(fault))
 
 
 def zeros_like(data: DatasetInfo, examples: int) -> Batch:
@@ -157,18 +159,19 @@ def _unfit(
     config: Run,
     data: Splits | DatasetInfo,
     error: Exception,
-    targets: str = "",
+    targets_note: str = "",
 ) -> UserError:
-    words = (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
+    """Return the error for model, task and data that do not fit one another."""
+    message = (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
     if explain_memory_error(error):
         return UserError(
-            f"model={config.model.name}: needs more memory than is available ({words}); make it "
+            f"model={config.model.name}: needs more memory than is available ({message}); make it "
             "smaller, or raise the limit."
         )
     return UserError(
         f"model={config.model.name} and task={config.task.name} do not fit "
         f"dataset={config.dataset.name} (examples of shape {list(data.input_shape)}, "
-        f"{data.outputs} outputs{targets}): {words}."
+        f"{data.outputs} outputs{targets_note}): {message}."
     )
 
 
@@ -195,17 +198,17 @@ def build_algorithm(
     try:
         if privacy.target_epsilon:
             unit = make(problem, **(options | {"noise_multiplier": 1.0})).mechanism()
-            found = calibrate_mechanism(privacy.target_epsilon, unit, plan.steps, privacy.delta)
-            config = _with_noise(config, found)
+            sigma = calibrate_mechanism(privacy.target_epsilon, unit, plan.steps, privacy.delta)
+            config = _with_noise(config, sigma)
         elif privacy.claimed_epsilon:
             claim = claim_of(config, plan, 1.0, plan.steps)
-            found = calibrate(privacy.claimed_epsilon, config.accountant, claim)
-            config = _with_noise(config, found)
+            sigma = calibrate(privacy.claimed_epsilon, config.accountant, claim)
+            config = _with_noise(config, sigma)
     except ValueError as error:
-        asked = "target" if privacy.target_epsilon else "claimed"
+        key = "privacy.target_epsilon" if privacy.target_epsilon else "privacy.claimed_epsilon"
         value = privacy.target_epsilon or privacy.claimed_epsilon
         raise UserError(
-            f"privacy.{asked}_epsilon={value:g} with algorithm={config.algorithm.name}: {error}."
+            f"{key}={value:g} with algorithm={config.algorithm.name}: {error}."
         ) from None
     algorithm = make(problem, **config.algorithm.options)
     if privacy.max_epsilon:
@@ -231,31 +234,33 @@ def claim_of(
 
 
 def _with_noise(config: Run, noise_multiplier: float) -> Run:
-    found = {"noise_multiplier": noise_multiplier}
+    """Return the configuration with a calibrated noise multiplier."""
+    option = {"noise_multiplier": noise_multiplier}
     return replace(
         config,
-        algorithm=Plugin(config.algorithm.name, config.algorithm.options | found),
-        resolved=config.resolved | {"algorithm": config.resolved["algorithm"] | found},
+        algorithm=Plugin(config.algorithm.name, config.algorithm.options | option),
+        resolved=config.resolved | {"algorithm": config.resolved["algorithm"] | option},
     )
 
 
 def _check_budget(config: Run, mechanism: Mechanism) -> None:
     """Reject a budget that does not allow the first step."""
-    budget, kind = config.privacy.max_epsilon or 0.0, config.algorithm.options.get("noise")
+    budget = config.privacy.max_epsilon or 0.0
     if mechanism.z == 0:
-        of = f"algorithm={config.algorithm.name}" + (f" and algorithm.noise={kind}" if kind else "")
+        algorithm = f"algorithm={config.algorithm.name}"
+        if noise := config.algorithm.options.get("noise"):
+            algorithm = f"{algorithm} and algorithm.noise={noise}"
         raise UserError(
-            f"privacy.max_epsilon={budget:g} with {of}: some direction gets no noise, so ε is ∞ "
-            "at the first step. Choose other noise, or remove the budget."
+            f"privacy.max_epsilon={budget:g} with {algorithm}: some direction gets no noise, so ε "
+            "is ∞ at the first step. Choose other noise, or remove the budget."
         )
     min_steps = config.federated.local_steps if config.federated.nodes else 1  # a whole round
     cost = tight_epsilon(mechanism, min_steps, config.privacy.delta)
     if cost > budget:
-        first = "one step" if min_steps == 1 else f"one round of federated.local_steps={min_steps}"
+        unit = "one step" if min_steps == 1 else f"one round of federated.local_steps={min_steps}"
         raise UserError(
-            f"privacy.max_epsilon={budget:g}: {first} costs a tight ε of "
-            f"{show_epsilon(cost)}, so the run would take no step. Raise the budget, add noise, "
-            "or remove the budget."
+            f"privacy.max_epsilon={budget:g}: {unit} costs a tight ε of {show_epsilon(cost)}, so "
+            "the run would take no step. Raise the budget, add noise, or remove the budget."
         )
 
 
@@ -269,8 +274,7 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
     is_complex = any(parameter.is_complex() for parameter in parameters)
     if options.get("fused") and is_complex:
         raise UserError(
-            "optimizer.fused=true: torch has no fused optimizer for complex parameters; leave it "
-            "out."
+            "optimizer.fused=true: torch has no fused optimizer for complex parameters; remove it."
         )
     suits_fused = all(parameter.is_cpu and is_dense(parameter) for parameter in parameters)
     chosen = options.keys() & {"fused", "foreach", "differentiable"}
@@ -289,14 +293,14 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
 def leave_compiler() -> None:
     """Let torch build optimizers without importing its compiler, which takes two seconds.
 
-    `add_param_group` imports it at its first call, to be left out when a program that builds an
-    optimizer is compiled. No program here is.
+    `add_param_group` imports the compiler at its first call, to exclude itself from compilation.
+    No program here is compiled.
     """
     plain = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     plain.__dynamo_disable = plain
 
 
-# They step from gradients alone, unless an option of theirs is not for these parameters.
+# Optimizers that step from gradients alone, unless an option does not suit the parameters.
 _STEPPING = {
     torch.optim.SGD,
     torch.optim.Adam,
@@ -308,7 +312,7 @@ _UNCERTAIN = ("foreach", "capturable", "differentiable")
 
 
 def _is_known_to_step(optimizer: torch.optim.Optimizer) -> bool:
-    """True if an optimizer needs no trial, which imports torch's compiler."""
+    """Return True if an optimizer needs no trial step, which would import torch's compiler."""
     groups = optimizer.param_groups
     if type(optimizer) not in _STEPPING:
         return False
@@ -319,27 +323,28 @@ def _is_known_to_step(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def require_step(optimizer: torch.optim.Optimizer) -> None:
-    """Reject an optimizer that cannot step from gradients alone. A copy of it takes a step.
+    """Reject an optimizer that cannot step from gradients alone, by a trial step of a copy.
 
     An optimizer that calls the loss again (LBFGS) would make a release with each call.
 
     Raises:
-        ValueError: the step fails, or the optimizer is fused and a parameter has gaps in its
-            memory, to which it would write.
+        ValueError: the step fails. Or the optimizer is fused and a parameter has gaps in its
+            memory, which the optimizer would overwrite.
     """
     for group in optimizer.param_groups:
         if group.get("fused") and not all(map(is_dense, group["params"])):
             raise ValueError(
                 "fused=True ignores the strides of a parameter that is a view of a larger tensor: "
-                "copy it, nn.Parameter(view.clone()), or leave fused out."
+                "copy it, nn.Parameter(view.clone()), or remove fused."
             )
     if _is_known_to_step(optimizer):
         return
+    # Not `deepcopy(optimizer)`, which loses the attributes of a wrapper such as Lookahead.
     twin = object.__new__(type(optimizer))
-    try:  # not `deepcopy(optimizer)`, which loses what a wrapper such as Lookahead holds
-        held = {key: value for key, value in vars(optimizer).items() if not key.endswith("hooks")}
-        vars(twin).update(copy.deepcopy(held))
-    except Exception:  # it cannot be copied: the first private step will show
+    try:
+        attributes = {k: value for k, value in vars(optimizer).items() if not k.endswith("hooks")}
+        vars(twin).update(copy.deepcopy(attributes))
+    except Exception:  # it cannot be copied; the first private step will show whether it works
         return
     twin._optimizer_step_pre_hooks = OrderedDict()
     twin._optimizer_step_post_hooks = OrderedDict()
@@ -347,11 +352,11 @@ def require_step(optimizer: torch.optim.Optimizer) -> None:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
     try:
-        type(twin).step(twin)  # not `twin.step`: a schedule's wrapper would step the original
+        type(twin).step(twin)  # not `twin.step`, which a schedule may bind to the original
     except Exception as error:
         raise ValueError(
             f"{type(optimizer).__name__} cannot take a private step, from gradients alone: "
-            f"{first_line(error)} Use another one."
+            f"{first_line(error)} Use another optimizer."
         ) from None
 
 
@@ -373,9 +378,9 @@ def build_scheduler(
     try:
         make = find_builder("scheduler", config.scheduler.name)
         # torch's schedules count epochs. Others get the number of steps.
-        known = [] if config.scheduler.name in SCHEDULERS else [steps]
+        length = [] if config.scheduler.name in SCHEDULERS else [steps]
         schedule: torch.optim.lr_scheduler.LRScheduler = make(
-            optimizer, *known, **config.scheduler.options
+            optimizer, *length, **config.scheduler.options
         )
     except (ValueError, TypeError) as error:
         raise UserError(f"scheduler={config.scheduler.name}: {error}.") from None

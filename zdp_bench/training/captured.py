@@ -5,9 +5,9 @@ over one micro-batch is captured once as a CUDA graph and replayed for each furt
 graph has fixed shapes: its batch has `rows` rows, of which the first n hold the drawn examples. The
 other rows hold earlier examples, whose losses are multiplied by 0.
 
-Within a step, nothing is read back from the GPU until its last micro-batch has been added. Then one
-boolean is: whether all norms were finite. If not, the caller sums the step again eagerly, which
-leaves out the examples whose gradients are not finite.
+Within a step, nothing is read back from the GPU until its last micro-batch has been added. Then a
+single boolean is read: whether all norms were finite. If not, the caller sums the step again
+eagerly, which leaves out the examples whose gradients are not finite.
 """
 
 from __future__ import annotations

@@ -85,6 +85,7 @@ class Checkpoint:
             Misfit: the saved state does not fit one of the parts.
         """
         try:
+            # torch reports only some of these differences.
             _require_alike(carried, self.carried, "the numbers that the algorithm carries")
             _require_alike(optimizer.state_dict(), self.optimizer, "the optimizer's options")
             model.load_state_dict(self.last or self.model)
@@ -106,34 +107,40 @@ class Misfit(ValueError):  # noqa: N818 - a fact about a checkpoint
 
 
 def _require_alike(
-    own: Any,
+    current: Any,
     saved: Any,
-    what: str,
+    name: str,
 ) -> None:
-    """Reject a saved state that lacks a key of `own`, or has a value of another type.
+    """Reject a saved state that lacks a key of the current one, or has a value of another type.
 
     None matches any type.
+
+    Args:
+        current: the state of a part of the run.
+        saved: its saved state.
+        name: name of the part, in the plural, for the error.
 
     Raises:
         Misfit: `saved` does not match.
     """
-    if own is None or saved is None:
+    if current is None or saved is None:
         return
-    are_numbers = isinstance(own, int | float) and isinstance(saved, int | float)
-    if not are_numbers and type(own) is not type(saved):
-        raise Misfit(f"{what} have values of other types.")
-    if isinstance(own, dict):
-        for key in own.keys() - {"state", "initial_lr"}:  # may be empty in a new optimizer
+    are_numbers = isinstance(current, int | float) and isinstance(saved, int | float)
+    if not are_numbers and type(current) is not type(saved):
+        raise Misfit(f"{name} have values of other types.")
+    if isinstance(current, dict):
+        # A new optimizer has no state yet, and may lack `initial_lr`.
+        for key in current.keys() - {"state", "initial_lr"}:
             if key not in saved:
-                raise Misfit(f"{what} lack '{key}'.")
-            _require_alike(own[key], saved[key], what)
-    elif isinstance(own, list) and own and isinstance(own[0], dict):
-        for one, other in zip(own, saved, strict=True):
-            _require_alike(one, other, what)
+                raise Misfit(f"{name} lack '{key}'.")
+            _require_alike(current[key], saved[key], name)
+    elif isinstance(current, list) and current and isinstance(current[0], dict):
+        for current_group, saved_group in zip(current, saved, strict=True):
+            _require_alike(current_group, saved_group, name)
 
 
 def state_digest(*states: dict[str, Any]) -> str:
-    """Return the SHA-256 of state dictionaries. It covers every bit, and no device."""
+    """Return the SHA-256 of state dictionaries. It covers every bit, but not the devices."""
     chain = hashlib.sha256()
 
     def take(node: Any) -> None:
@@ -164,9 +171,10 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "ledger": [checkpoint.ledger.releases, checkpoint.ledger.digest],
         "format": _FORMAT,
     }
-    whole = io.BytesIO()  # torch would hide the reason why a file cannot be written
-    torch.save(body, whole)
-    disk.write_bytes(path, whole.getbuffer())
+    # Save to memory first: torch hides the reason why a file cannot be written.
+    buffer = io.BytesIO()
+    torch.save(body, buffer)
+    disk.write_bytes(path, buffer.getbuffer())
 
 
 def load(
@@ -228,5 +236,5 @@ def _require_plain(node: Any) -> None:
         if not dense or node.nbytes > node.untyped_storage().nbytes():
             raise ValueError("a tensor without numbers of its own")
     elif isinstance(node, dict | list | tuple):
-        for one in [*node, *node.values()] if isinstance(node, dict) else node:
-            _require_plain(one)
+        for entry in [*node, *node.values()] if isinstance(node, dict) else node:
+            _require_plain(entry)

@@ -1,8 +1,8 @@
 """Handle what ends a run from outside: SIGTERM, Ctrl-C, a full disk, the end of its parent process.
 
 After a signal, the current step is finished, the run is saved, and the process exits with a special
-code (`EXIT_CODES`). The same command continues from that step. A second Ctrl-C exits at once and
-leaves the last checkpoint.
+code (`EXIT_CODES`). The same command continues from that step. A second Ctrl-C ends the process at
+once, and the last checkpoint remains.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from types import FrameType
 
 from zdp_bench.errors import UserError, explain_missing
 
-# Exit codes of a process that was asked to stop and has saved its state. 75 is EX_TEMPFAIL, "try
-# again later". A shell's 143 would also stand for processes that have not saved theirs.
+# Exit codes of a process that received a signal and has saved its state. 75 is EX_TEMPFAIL, "try
+# again later". The usual 143 would also stand for processes that have not saved their state.
 EXIT_CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
 SECONDS_TO_SAVE = 60
 
@@ -50,10 +50,10 @@ class Stopped(BaseException):
 
 def find_stop(error: BaseException) -> Stopped | None:
     """Return the `Stopped` behind an error, or None. A library may raise its own error after it."""
-    under: BaseException | None = error
-    while under is not None and not isinstance(under, Stopped):
-        under = under.__context__
-    return under
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, Stopped):
+        cause = cause.__context__
+    return cause
 
 
 @contextmanager
@@ -74,11 +74,11 @@ def stop_signals() -> Iterator[Callable[[], int]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: 0
         return
-    before = {number: signal.signal(number, record) for number in EXIT_CODES}
+    old_handlers = {number: signal.signal(number, record) for number in EXIT_CODES}
     try:
         yield lambda: received
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)
 
 
@@ -94,7 +94,7 @@ def stop_on_sigterm() -> Iterator[None]:
             worker.join(SECONDS_TO_SAVE)
         raise Stopped(number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    old_handler = signal.signal(signal.SIGTERM, leave)
     try:
         yield
     except Exception as error:
@@ -102,7 +102,7 @@ def stop_on_sigterm() -> Iterator[None]:
             raise
         raise stop from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, old_handler)
 
 
 @cache
@@ -119,18 +119,23 @@ def end_with_parent(parent: int) -> None:
 
 @contextmanager
 def explain_write_errors(
-    home: Path, then: str = "the same command continues from the last checkpoint"
+    home: Path, advice: str = "the same command continues from the last checkpoint"
 ) -> Iterator[None]:
-    """Turn a failed write into a run's folder into a clear error that states what is kept."""
+    """Turn a failed write beside or into `home` into a clear error.
+
+    Args:
+        home: a run's folder, or a ledger.
+        advice: what to do once the folder is writable again, for the error.
+    """
     try:
         yield
     except OSError as error:
-        where = Path(str(error.filename or home))
-        if error.errno not in UNWRITABLE or not where.is_relative_to(home.parent):
+        path = Path(str(error.filename or home))
+        if error.errno not in UNWRITABLE or not path.is_relative_to(home.parent):
             raise  # another error, such as an unreadable example
         raise UserError(
-            f"{where}: {error.strerror}. Everything saved is intact: once {home.parent} is "
-            f"writable, {then}."
+            f"{path}: {error.strerror}. Everything saved is intact: once {home.parent} is "
+            f"writable, {advice}."
         ) from None
 
 
@@ -145,17 +150,17 @@ def explain(error: BaseException) -> UserError | None:
         )
     if isinstance(error, OSError) and error.errno in UNWRITABLE:  # a stream, which has no name
         return UserError(
-            f"the output cannot be written: {error.strerror}. Everything saved is intact; print to "
-            "somewhere else."
+            f"the output cannot be written: {error.strerror}. Everything saved is intact; redirect "
+            "the output to another file."
         )
     return explain_missing(error) if isinstance(error, ImportError) else None
 
 
 def explain_memory_error(error: BaseException) -> UserError | None:
     """Return a clear error if the system, or a limit such as `ulimit -v`, refuses memory."""
-    refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    said = any(words in str(error) for words in NO_MEMORY)
-    if not (refused or said or isinstance(error, MemoryError)):
+    has_code = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    has_message = any(message in str(error) for message in NO_MEMORY)
+    if not (has_code or has_message or isinstance(error, MemoryError)):
         return None
     return UserError(
         "out of memory. Reduce trainer.micro_batch, for example to 8, or raise the limit; "
@@ -164,10 +169,10 @@ def explain_memory_error(error: BaseException) -> UserError | None:
 
 
 def require_writable(folder: Path) -> None:
-    """Check that `folder` can be written to or created. Leave nothing behind."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    """Check that `folder` can be written to or created, without creating it."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
-        tempfile.TemporaryFile(dir=there).close()
+        tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         raise UserError(
             f"{folder}: {error.strerror}, so it is not writable. Choose another folder."

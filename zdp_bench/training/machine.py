@@ -1,13 +1,13 @@
 """Choose a run's device and precision, and describe its machine, software and code.
 
     precision: null    float32 in forward and backward pass
-               tf32    TensorFloat-32 products (10 bits). Not for private algorithms: their clipped
-                       sums are such products too, and would exceed their bound
+               tf32    TensorFloat-32 products (10 bits). Not for private algorithms, whose clipped
+                       sums would also be such products and exceed their bound
                bf16    forward pass of training under autocast, for real networks and for
                        algorithms that keep their sums in float32
 
-Norms, sums of clipped gradients, noise and evaluation are in float32 or wider with each of them.
-torch's defaults are overridden, because they allow TF32 in cuDNN's convolutions.
+In any precision, private norms, sums of clipped gradients, noise and evaluation are in float32 or
+wider. torch's defaults are overridden, because they allow TF32 in cuDNN's convolutions.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def arithmetic(
     check_precision(precision, model, algorithm)
     hooks = _autocast(model, device) if precision == "bf16" else []
     if deterministic:
-        # CUDA reads it when its context is created.
+        # CUDA reads this variable when its context is created.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        before = torch.get_deterministic_debug_mode()
+        debug_mode = torch.get_deterministic_debug_mode()
         torch.use_deterministic_algorithms(True)
     try:
         with float32_products("tf32" if precision == "tf32" else "ieee"):
@@ -79,7 +79,7 @@ def arithmetic(
             hook.remove()
         REGIONS.pop(model, None)
         if deterministic:
-            torch.set_deterministic_debug_mode(before)
+            torch.set_deterministic_debug_mode(debug_mode)
 
 
 def check_precision(
@@ -135,19 +135,24 @@ def _autocast(model: nn.Module, device: torch.device) -> list[Any]:
     ]
 
 
-def environment(device: torch.device, used: Plugins = ()) -> dict[str, Any]:
-    """Return a record's section on device, threads, versions, plug-ins and commit."""
-    plugins = plugin_digests(used)
-    named = ("torch", "numpy", "scipy", "dp-accounting", "hydra-core", "scikit-learn")
+def environment(device: torch.device, plugins: Plugins = ()) -> dict[str, Any]:
+    """Return a record's section on device, threads, versions, plug-ins and commit.
+
+    Args:
+        device: device of the run.
+        plugins: plug-ins that the run uses.
+    """
+    digests = plugin_digests(plugins)
+    packages = ("torch", "numpy", "scipy", "dp-accounting", "hydra-core", "scikit-learn")
+    is_cuda = device.type == "cuda"
+    device_name = torch.cuda.get_device_name(device) if is_cuda else f"cpu ({platform.machine()})"
     return {
-        "device": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"cpu ({platform.machine()})",
+        "device": device_name,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "versions": {"zdp-bench": __version__} | {name: _version(name) for name in named},
+        "versions": {"zdp-bench": __version__} | {name: _version(name) for name in packages},
         "commit": git_commit(),
-        **({"plugins": plugins} if plugins else {}),
+        **({"plugins": digests} if digests else {}),
     }
 
 
@@ -170,22 +175,23 @@ def git_commit() -> str | None:
         return None
 
 
-def foreign_code(used: Plugins) -> str:
+def foreign_code(plugins: Plugins) -> str:
     """Return this package's version, and a digest of the files of third-party plug-ins.
 
-    This package's own files are not covered, so that a run has the same noise at the next commit.
+    The digest does not cover this package's own files, so that a run has the same noise after the
+    next commit.
     """
-    return f"{__version__}:{_digest_of(registry.foreign_packages(used))}"
+    return f"{__version__}:{_digest_of(registry.foreign_packages(plugins))}"
 
 
-def plugin_digests(used: Plugins) -> dict[str, str]:
-    """Return a digest of the files of each third-party package with a plug-in in use."""
-    packages = {registry.package_of(*one) for one in used} - {"zdp_bench"}
+def plugin_digests(plugins: Plugins) -> dict[str, str]:
+    """Return a digest of the files of each third-party package with one of the plug-ins."""
+    packages = {registry.package_of(*plugin) for plugin in plugins} - {"zdp_bench"}
     return {package: _digest_of((package,)) for package in sorted(packages)}
 
 
 def execution_digest(
-    used: Plugins,
+    plugins: Plugins,
     device: torch.device,
     micro_batch: int,
     ranks: int,
@@ -197,7 +203,7 @@ def execution_digest(
     bit.
 
     Args:
-        used: plug-ins that the run uses.
+        plugins: plug-ins that the run uses.
         device: device of the run.
         micro_batch: size of the micro-batches.
         ranks: number of processes.
@@ -212,16 +218,16 @@ def execution_digest(
         else torch.backends.cpu.get_cpu_capability()
     )
     machine = device.type, chip, platform.machine(), torch.get_num_threads()
-    what = code_digest(used), libraries, *machine, ranks, micro_batch
-    return hashlib.sha256(repr(what).encode()).hexdigest()
+    facts = code_digest(plugins), libraries, *machine, ranks, micro_batch
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 _version = cache(version)  # each call takes a millisecond
 
 
-def code_digest(used: Plugins) -> str:
-    """Return a SHA-256 of all files of this package and of third-party plug-ins."""
-    return _digest_of(("zdp_bench", *registry.foreign_packages(used)))
+def code_digest(plugins: Plugins) -> str:
+    """Return a SHA-256 of all Python files of this package and of third-party plug-ins."""
+    return _digest_of(("zdp_bench", *registry.foreign_packages(plugins)))
 
 
 @cache
@@ -244,5 +250,5 @@ def peak_memory(device: torch.device) -> int:
     """Return the peak memory in bytes: allocated on a GPU, or resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    kilo = 1 if os.uname().sysname == "Darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilo
+    unit = 1 if os.uname().sysname == "Darwin" else 1024  # macOS reports bytes, Linux kilobytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -45,8 +45,8 @@ class Plan:
         """
         trainer = config.trainer
         min_size = trainer.batch_size or 1
-        drawn = "patients" if config.privacy.by_patient else "examples"
-        too_large = f"the training set has only {size:,} {drawn}"
+        units = "patients" if config.privacy.by_patient else "examples"
+        too_large = f"the training set has only {size:,} {units}"
         require(min_size <= size, "trainer.batch_size", min_size, too_large)
         rate = trainer.sample_rate or 0.0
         batch = trainer.batch_size or max(1, round(rate * size))
@@ -57,11 +57,11 @@ class Plan:
             fewer = f"the sample rate of {rate:g} leaves no more than {1 / rate:,.0f} subsets"
             require(rate * cycle <= 1 + 1e-9, "algorithm.bands", cycle, fewer)
             return Plan.poisson(size, rate, trainer.epochs, cycle)
-        steps_of_epoch = size // batch
-        if scheme == "shuffled":
-            steps_of_epoch = math.ceil(size / batch)
-        own = Sampling(scheme, batch / size, batch, size)
-        return Plan(own, trainer.epochs, trainer.epochs * steps_of_epoch)
+        steps_per_epoch = size // batch
+        if scheme == "shuffled":  # the last batch of an epoch may be smaller
+            steps_per_epoch = math.ceil(size / batch)
+        sampled = Sampling(scheme, batch / size, batch, size)
+        return Plan(sampled, trainer.epochs, trainer.epochs * steps_per_epoch)
 
     @staticmethod
     def poisson(
@@ -70,14 +70,18 @@ class Plan:
         epochs: int,
         cycle: int = 1,
     ) -> Plan:
-        """Return the plan that draws each of `size` examples with probability `rate` per step.
+        """Return the plan of Poisson sampling, in which an epoch has 1 / `rate` steps.
 
-        With a cycle of several steps, a step draws each example of its subset with probability
-        `rate` · `cycle`.
+        Args:
+            size: number of examples, or of patients if they are drawn.
+            rate: probability that a step draws an example.
+            epochs: number of epochs.
+            cycle: number of subsets, which take turns. A step draws from one subset only, with
+                probability `rate` · `cycle`. Default: 1.
         """
         rate_in_subset = min(1.0, rate * cycle)
-        own = Sampling("poisson", rate_in_subset, rate * size, size, cycle)
-        return Plan(own, epochs, max(1, round(epochs / rate)))
+        sampled = Sampling("poisson", rate_in_subset, rate * size, size, cycle)
+        return Plan(sampled, epochs, max(1, round(epochs / rate)))
 
     def draw(
         self,
@@ -116,8 +120,8 @@ class Plan:
 
     def epoch_of(self, step: int) -> int:
         """Return the number, from 1, of the epoch to which the `step`-th step belongs."""
-        nearest = max(1, round(step * self.epochs / self.steps))
-        return nearest if step <= self._end_of(nearest) else nearest + 1
+        nearest_epoch = max(1, round(step * self.epochs / self.steps))
+        return nearest_epoch if step <= self._end_of(nearest_epoch) else nearest_epoch + 1
 
     def epoch_ending_at(self, step: int) -> int | None:
         """Return the number, from 1, of the epoch that ends with the `step`-th step, or None."""
@@ -125,7 +129,7 @@ class Plan:
         return epoch if epoch > 0 and self._end_of(epoch) == step else None
 
     def _end_of(self, epoch: int) -> int:
-        """Return the number of steps that are done when an epoch ends."""
+        """Return the number of steps from the first epoch to the end of an epoch."""
         return round(epoch * self.steps / self.epochs)
 
 
@@ -178,16 +182,16 @@ class Patients:
             key: key of the run.
             step: number of the step.
         """
-        own_key = stream_bytes(key, "records", step)
-        taken = [np.empty(0, dtype=np.int64)]
+        choice_key = stream_bytes(key, "records", step)
+        indices = [np.empty(0, dtype=np.int64)]  # so that there is an array if no one is drawn
         shares = []
         for patient in drawn:
             start, end = self.starts[patient : patient + 2]
             owned = self.examples[start:end]
             if self.max_examples is not None and len(owned) > self.max_examples:
-                priorities = sampling.uniforms_of(owned, 1, own_key)[:, 0]
+                priorities = sampling.uniforms_of(owned, 1, choice_key)[:, 0]
                 chosen = np.argsort(priorities)[: self.max_examples]
                 owned = np.sort(owned[chosen])
-            taken.append(owned)
+            indices.append(owned)
             shares.append(len(owned))
-        return np.concatenate(taken), tuple(shares)
+        return np.concatenate(indices), tuple(shares)

@@ -74,8 +74,8 @@ def load_data(config: Run) -> Splits:
     if share is None:
         return represent_data(config, data)
     # Pick from the original examples: the last bits of a representation may differ by machine.
-    held_out = pick_owners(data, share)
-    return hold_out(represent_data(config, data), held_out, share)
+    is_held_out = pick_owners(data, share)
+    return hold_out(represent_data(config, data), is_held_out, share)
 
 
 def build_dataset(config: Run) -> Dataset:
@@ -117,7 +117,7 @@ def _hold_out_of(
 
 
 def loss_of(task: Task) -> PerExample:
-    """Return the task's loss. Unless it is proved to keep examples apart, it gets one at a time."""
+    """Return the task's loss, which gets one example at a time unless it is proved to be safe."""
     return PerExample(task.loss, proved=is_proved(task.loss))
 
 
@@ -146,7 +146,12 @@ class ModelSetup:
     """Data, task, model and optimizer of a run, before its steps are planned.
 
     Attributes:
+        config: the run's configuration.
         data: the data set, or a `DatasetInfo`, from which nothing can be drawn.
+        device: where the model is.
+        task: the task, which defines loss and metrics.
+        model: the model.
+        optimizer: the optimizer of its trainable parameters.
         start: public weights from which the run starts; None without any, or if no data was read.
     """
 
@@ -235,6 +240,8 @@ class Setup(ModelSetup):
     """Everything that a run needs for its first step.
 
     Attributes:
+        plan: plan of the steps.
+        algorithm: the algorithm, with its calibrated noise.
         patients: the examples of each patient, if patients are drawn and data was read.
     """
 
@@ -253,7 +260,7 @@ class Setup(ModelSetup):
         return ModelSetup.of(config, data, device).with_plan(plan)
 
     @property
-    def most_records(self) -> int:
+    def max_share_examples(self) -> int:
         """Largest number of examples in one share, counting each augmented version."""
         privacy = self.config.privacy
         owned = self.data.examples_per_patient if privacy.by_patient else 1
@@ -298,11 +305,11 @@ class Setup(ModelSetup):
 
     def check_model(self) -> model_checks.Checked:
         """Reject a model that cannot be trained privately as it is; see `model_checks.check`."""
-        like = self.empty_batch()
+        empty_batch = self.empty_batch()
         if not self.mechanism.is_private:
-            return model_checks.Checked([], like)
+            return model_checks.Checked([], empty_batch)
         loss, forms_shares = loss_of(self.task), self.config.forms_shares
-        return model_checks.check(self.model, self.algorithm, loss, like, forms_shares)
+        return model_checks.check(self.model, self.algorithm, loss, empty_batch, forms_shares)
 
     def micro_batch_size(self) -> Size:
         """Return the initial size of micro-batches."""
@@ -311,7 +318,7 @@ class Setup(ModelSetup):
             return Size(fixed or MICRO_BATCH)
         inputs, targets = self.empty_batch()
         like = inputs.to(self.device), targets.to(self.device)
-        expected = self.plan.sampling.expected_batch_size * self.most_records
+        expected = self.plan.sampling.expected_batch_size * self.max_share_examples
         return initial_size(self.model, self.task.loss, like, expected, self.device)
 
     def draw(

@@ -23,11 +23,11 @@ SEED = b"validation owner"
 
 
 def pick_owners(data: Splits, share: float) -> np.ndarray:
-    """Return True for each training example whose owner is held out, [n].
+    """Return whether each training example is held out, [n].
 
-    The hash of the owner's name decides; without a name, that of its number; without owners, that
-    of an example's content. So adding or removing an owner does not affect others, and every run on
-    a data set holds out the same owners. About `share` of the owners are held out.
+    The hash of an owner's name decides, or of its number if owners have no names, or of the
+    example's content if there are no owners. So adding or removing an owner does not affect others,
+    and every run on a data set holds out the same owners. About `share` of the owners are held out.
 
     Raises:
         UserError: the data set has validation examples, does not state who owns several examples,
@@ -38,29 +38,36 @@ def pick_owners(data: Splits, share: float) -> np.ndarray:
             f"{KEY}={share:g}: this data set has validation examples of its own. Remove the key."
         )
     owner_of, identities = identify_owners(data, KEY)
-    held = (place_each(identities, PLACES, SEED) < round(share * PLACES))[owner_of]
-    if held.all() or not held.any():
+    is_owner_held_out = place_each(identities, PLACES, SEED) < round(share * PLACES)
+    is_held_out: np.ndarray = is_owner_held_out[owner_of]
+    if is_held_out.all() or not is_held_out.any():
         raise UserError(
-            f"{KEY}={share:g}: holds out {held.sum():,} of {len(held):,} training examples, "
-            f"of {len(identities):,} owners; choose another share."
+            f"{KEY}={share:g}: holds out {is_held_out.sum():,} of {len(is_held_out):,} training "
+            f"examples, of {len(identities):,} owners; choose another share."
         )
-    return held
+    return is_held_out
 
 
 def hold_out(
     data: Splits,
-    held: np.ndarray,
+    is_held_out: np.ndarray,
     share: float,
 ) -> Splits:
-    """Return the data set with the examples in `held`, [n], as its validation part."""
-    rows = torch.arange(len(held))
-    chosen = torch.from_numpy(held)
+    """Return the data set with some examples as its validation part.
+
+    Args:
+        data: the data set.
+        is_held_out: whether each training example is held out, [n].
+        share: fraction of the owners that are held out, for the digest of the new data set.
+    """
+    rows = torch.arange(len(is_held_out))
+    chosen = torch.from_numpy(is_held_out)
     notes = [data.notes] if data.notes else []
     return replace(
         data,
         train=Part(data.train, rows[~chosen]),
         validation=Part(data.train, rows[chosen]),
-        notes="; ".join([*notes, f"{held.sum():,} training examples held out to validate"]),
+        notes="; ".join([*notes, f"{is_held_out.sum():,} training examples held out to validate"]),
         digest=hashlib.sha256(f"{data.digest}:validation {share!r}".encode()).hexdigest(),
     )
 
