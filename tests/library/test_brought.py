@@ -124,8 +124,8 @@ CLASS = torch.tensor([0, 1])
 @pytest.mark.parametrize(
     ("probe", "sentence"),
     [
-        ((ROWS[:, :3], CLASS), r"float32 inputs of shape \[3\] are .* shape \[4\] an example"),
-        ((ROWS, CLASS.float()), r"float32 targets of shape \[\] are .* int64 targets"),
+        ((ROWS[:, :3], CLASS), r"float32 inputs of shape \[3\], but .* inputs of shape \[4\]:"),
+        ((ROWS, CLASS.float()), r"float32 targets of shape \[\], but .* int64 targets"),
         ((ROWS * float("nan"), CLASS), "the model gives NaN"),
     ],
 )
@@ -414,7 +414,7 @@ KEEPS = "output for an example changes once others have been processed, so the m
         ({"loss": averaging()}, "loss of an example changes once others are computed"),
         ({"loss": lambda o, t: o.argmax(1) != t}, "the loss gives bool for 1 example"),
         ({"model": batch_norm_by_hand}, "run one at a time, because mean combines"),
-        ({"model": overwritten}, "the model has no gradient: torch says: one of the variables"),
+        ({"model": overwritten}, "the model has no gradient: torch raises: one of the variables"),
         ({"loss": contrastive}, r"compares the examples of a batch.*\(\(a, b\), target\)"),
         ({"loss": lambda o, t: [loss(o, t)]}, "the loss gives list for 1 example"),
         ({"loss": "cross_entropy"}, "give a function of"),
@@ -426,7 +426,7 @@ KEEPS = "output for an example changes once others have been processed, so the m
         ),
         ({"model": lambda: between(spectral_norm(nn.Linear(6, 6)))}, "changes '_u' in each pass"),
         ({"model": keeps}, r"stores training examples in 'kl'"),
-        ({"model": pair}, r"with tuple: put it into a module that returns one tensor"),
+        ({"model": pair}, r"returns tuple instead of a tensor: put it into a module"),
         ({"model": lambda: network().bfloat16()}, "keep parameters in float32"),
         ({"dataset": [(torch.zeros(4), "cat")] * 20}, "contains 'cat'.*encode classes"),
     ],

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.errors import UserError
-from zdp_bench.extras.audit.foreign import DELTAS, StatedClaim, released, step
+from zdp_bench.extras.audit.foreign import DELTAS, StatedClaim, run_once, step
 from zdp_bench.privacy.accounting import gdp_epsilon, pld, pld_uniform
 
 Example = tuple[Any, Any]
@@ -214,7 +214,7 @@ def test_the_loudest_candidate_is_the_canary() -> None:
 
 
 def test_complex_tensors_are_released_as_two_parts() -> None:
-    flat = released(lambda *_: {"w": torch.tensor([[1 + 2j, 3j]]), "n": torch.tensor(4)}, [], 0)
+    flat = run_once(lambda *_: {"w": torch.tensor([[1 + 2j, 3j]]), "n": torch.tensor(4)}, [], 0)
     found = {name: value.tolist() for name, value in flat.items()}
     assert found == {"w.real": [1.0, 0.0], "w.imag": [2.0, 3.0], "n": [4.0]}
 

@@ -185,7 +185,7 @@ def test_earlier_runs_of_the_recipe_leave_less_room_or_none(tmp_path: Path) -> N
     again = carry_out(results, RATES, epsilon=3.0, trials=2)
     assert again == found
     epsilon = together_of(earlier)
-    with pytest.raises(UserError, match=r"the 4 runs of .* already, so nothing is left"):
+    with pytest.raises(UserError, match=r"the 4 runs of .* already have .*, so nothing is left"):
         carry_out(results, RATES, epsilon=epsilon, trials=3)
 
 
@@ -314,7 +314,7 @@ def test_the_command_says_what_was_spent_and_refuses_in_one_sentence(
         (["optimizer.lt=1,2"], "key 'optimizer.lt' is not known"),
         (["optimizer.lr=1,2", "--metric", "acuracy"], "Did you mean 'accuracy'?"),
         (["optimizer.lr=1,2", "federated.nodes=2"], "zdp-bench search uses one training set"),
-        (["optimizer.lr=1,2", "algorithm=sgd", "--epsilon", "1"], "no noise to keep"),
+        (["optimizer.lr=1,2", "algorithm=sgd", "--epsilon", "1"], "adds no noise"),
     ]:
         code, _, err = command(capsys, "search", *TINY, *words, "--trials", "2")
         assert (code, sentence in err, err.count("\n")) == (2, True, 1), err
@@ -347,7 +347,7 @@ def test_a_data_set_without_validation_examples_can_be_searched(
     assert code == 0, err
     assert out.startswith("dataset.validation_share=0.1: these owners are held out of training")
     (record,) = records.read_all(tmp_path)
-    assert f"Chosen by {record.data.validation} validation examples, which are not" in out
+    assert f"Chosen on {record.data.validation} validation examples, which no ε" in out
     assert len((tmp_path / "records.csv").read_text().splitlines()) == 2
 
 

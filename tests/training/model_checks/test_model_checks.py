@@ -166,10 +166,10 @@ def test_a_loss_that_others_would_change_is_said_to_be_computed_alone(caplog: An
 
 
 def test_a_model_that_does_not_fit_the_inputs_is_told_where() -> None:
-    said = r"cannot take float32 inputs of shape \[3, 5\]: layer '0' \(Linear\) says: mat1"
+    said = r"cannot take float32 inputs of shape \[3, 5\]: layer '0' \(Linear\) raises: mat1"
     with pytest.raises(UserError, match=said):
         check(nn.Sequential(nn.Linear(7, CLASSES)))
-    with pytest.raises(UserError, match=r"answers 3 examples with \[4\]"):
+    with pytest.raises(UserError, match=r"returns shape \[4\] for 3 examples"):
         check(nn.Sequential(mlp(), Layer(lambda x: x.sum(dim=0))))
 
 

@@ -147,8 +147,8 @@ def _extract_features(
     centre, move = Mean(), Mean()
     repeated_without, repeated_with_it = Repeated(), Repeated()
     for seed in _draw_seeds(runs // 4, rng):
-        without = released(make_step, neighbour, seed)
-        with_it = released(make_step, with_canary, seed)
+        without = run_once(make_step, neighbour, seed)
+        with_it = run_once(make_step, with_canary, seed)
         centre.add(without)
         move.add(_subtract(with_it, without))
         repeated_without.add(without)
@@ -161,7 +161,7 @@ def _extract_features(
 
     def extract_views(examples: list[Example]) -> Views:
         seeds = _draw_seeds(runs - runs // 4, rng)
-        views = [features.extract(released(make_step, examples, seed)) for seed in seeds]
+        views = [features.extract(run_once(make_step, examples, seed)) for seed in seeds]
         return {name: np.array([view[name] for view in views]) for name in SHARES}
 
     return extract_views(neighbour), extract_views(with_canary)
@@ -183,12 +183,12 @@ def _choose_canary(
     candidate makes the noise vanish, which is then a move that is found.
     """
     seeds = _draw_seeds(CANARY_RUNS, rng)
-    bases = [released(make_step, neighbour, seed) for seed in seeds]
+    bases = [run_once(make_step, neighbour, seed) for seed in seeds]
 
     def measure_move(canary: Example) -> float:
         moves = []
         for seed, base in zip(seeds, bases, strict=True):
-            release = released(make_step, [*known, canary], seed)
+            release = run_once(make_step, [*known, canary], seed)
             move = _subtract(release, base)
             moves.append(np.concatenate(list(move.values())))
         return float(np.linalg.norm(np.sum(moves, axis=0)))
@@ -213,7 +213,7 @@ def _list_candidates(examples: list[Example], rng: np.random.Generator) -> Itera
 # -------------------------------------------------------------------------------------- releases
 
 
-def released(
+def run_once(
     make_step: MakeStep,
     examples: list[Example],
     seed: int,

@@ -42,17 +42,17 @@ from zdp_bench.training.total import Total
 def batches_of(
     workload: Workload,
     last: bool,
-    whole: bool,
+    collate: bool,
 ) -> Iterator[Batch]:
     """Return an endless iterator over the same batch.
 
     Args:
         workload: gives the examples.
-        last: use channels-last memory format.
-        whole: collate the batch from a dataset, example by example.
+        last: whether images are in channels-last memory format.
+        collate: whether to collate the batch from a dataset at each step, as a user's loop does.
     """
     examples = workload.examples(last)
-    if not whole:
+    if not collate:
         return repeat(examples)
     all_indices = repeat(list(range(workload.batch)))
     return iter(DataLoader(TensorDataset(*examples), batch_sampler=all_indices))
@@ -63,10 +63,16 @@ def non_private(
     last: bool = True,
     whole: bool = False,
 ) -> Step:
-    """Return the non-private step: forward, backward, update."""
+    """Return the non-private step: forward, backward, update.
+
+    Args:
+        workload: the model and its examples.
+        last: whether images are in channels-last memory format. Default: True.
+        whole: whether the step collates its batch, as a user's whole loop does. Default: False.
+    """
     model = workload.build()
     optimizer = workload.optimizer_of(model.parameters())
-    batches = batches_of(workload, last, whole)
+    batches = batches_of(workload, last, collate=whole)
 
     def backward() -> None:
         inputs, targets = next(batches)
@@ -210,7 +216,7 @@ def opacus(
     )
     module, optimizer, loader = private[0], private[1], private[-1]
     loader.batch_sampler.steps = MAX_STEPS  # one iterator for all steps
-    batches = batches_of(workload, last=False, whole=False)
+    batches = batches_of(workload, last=False, collate=False)
     if whole:
         batches = iter(loader)
 

@@ -291,7 +291,14 @@ def run(
     threads: int,
     results: Path,
 ) -> Iterator[list[Row]]:
-    """Measure one of `TABLES`, and yield the rows of each case after writing them."""
+    """Measure one of `TABLES`, and yield the rows of each case after writing them.
+
+    Args:
+        table: name of the table.
+        quick: whether to measure small models for a short time.
+        threads: number of threads of PyTorch.
+        results: the results folder.
+    """
     torch.set_num_threads(threads)
     facts = environment(threads) | {"allocator": "held" if hold_memory() else "as malloc likes"}
     for rows in TABLES[table](quick):
@@ -317,12 +324,11 @@ def _write(
 ) -> None:
     """Write the rows of a case, replacing those that this machine measured earlier."""
     page, csv = paths
-    before = read(csv)
-    new = pd.DataFrame([rounded(row) for row in case_rows])
+    old_rows = read(csv)
+    new_rows = pd.DataFrame([rounded(row) for row in case_rows])
     keys = ["case", "device", "threads"]
-    measured = new[keys].iloc[0]
-    is_replaced = before[keys].eq(measured).all(axis=1)
-    rows = pd.concat([before[~is_replaced], new], ignore_index=True)
+    is_replaced = old_rows[keys].eq(new_rows[keys].iloc[0]).all(axis=1)
+    rows = pd.concat([old_rows[~is_replaced], new_rows], ignore_index=True)
     order = {case: index for index, case in enumerate(rows.case.unique())}
     rows = rows.sort_values("case", key=lambda cases: cases.map(order), kind="stable")
     records.write_text(page, as_markdown(table, rows))
@@ -338,7 +344,7 @@ def read(path: Path) -> pd.DataFrame:
 
 def cells(row: Row) -> list[str]:
     """Return the formatted values of a row, in the order of `COLUMNS`."""
-    shown = {
+    texts = {
         **row,
         "milliseconds": _format(row["milliseconds"], ".3g"),
         "ratio": _format(row["ratio"], ".2f"),
@@ -349,8 +355,8 @@ def cells(row: Row) -> list[str]:
         "deviation": _format(row["deviation"], ".0e"),
     }
     if row["milliseconds"] >= 1000:
-        shown["milliseconds"] = f"{row['milliseconds']:,.0f}"
-    return [str(shown[column]) for column in COLUMNS]
+        texts["milliseconds"] = f"{row['milliseconds']:,.0f}"
+    return [str(texts[column]) for column in COLUMNS]
 
 
 def _format(value: Any, form: str) -> str:

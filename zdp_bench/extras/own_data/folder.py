@@ -333,15 +333,15 @@ class Folder(Form, Dataset):
                 continue  # constant planes, such as air, do not identify anybody
             item = listing.items[int(index)]
             digest = blake2b(example.tobytes(), digest_size=16).digest()
-            other = first_items.setdefault(digest, item)
-            if other.patient != item.patient:
-                copies.append((other, item))
-        for other, item in copies[:1]:
+            first_item = first_items.setdefault(digest, item)
+            if first_item.patient != item.patient:
+                copies.append((first_item, item))
+        for first_item, item in copies[:1]:
             log.warning(
                 "%s: %d examples are there under two owners, such as %s (%s) and %s (%s); if one "
                 "person has two names, no ε covers both, and a test on a training example says "
                 "little",
-                *(self.path, len(copies), other.name, other.part, item.name, item.part),
+                *(self.path, len(copies), first_item.name, first_item.part, item.name, item.part),
             )
 
     def _load_targets(self, listing: Listing, content: str) -> Tensor:

@@ -3,7 +3,7 @@
 PATH/CLASS/FILE                         each file is its own patient
 PATH/CLASS/PATIENT/.../FILE             the folder below the class is the patient
 PATH/images/..., PATH/masks/...         the same names; the folder below images is the patient
-PATH/images/..., PATH/references/...    likewise, with the target of each image's reconstruction
+PATH/images/..., PATH/references/...    the same, with the target of each image's reconstruction
 PATH/train|test|validation/...          your own split of any of the above; also Train, val, ...
 PATH.csv                                columns path, one of TARGETS, and perhaps patient and split
 """
@@ -148,13 +148,14 @@ def _pair_files(path: Path, home: Path, part: str, folder: str) -> Iterator[Item
         folder: name of the folder of masks or references.
     """
     target = PARTNERS[folder]
-    if others := [file for file in visible_files(home) if file.name not in (IMAGES, folder)]:
-        raise UserError(f"{others[0]}: is beside {IMAGES}/ and {folder}/; move it away.")
+    for file in visible_files(home):
+        if file.name not in (IMAGES, folder):
+            raise UserError(f"{file}: is beside {IMAGES}/ and {folder}/; move it away.")
     partners: dict[str, Path] = {}
     for item in _items_below(home / folder, path, "", part):
-        other = partners.setdefault(_without_suffix(item.path, home / folder), item.path)
-        if other != item.path:
-            raise UserError(f"{item.path}: is a {target} of the same image as {other.name}.")
+        first_path = partners.setdefault(_without_suffix(item.path, home / folder), item.path)
+        if first_path != item.path:
+            raise UserError(f"{item.path}: is a {target} of the same image as {first_path.name}.")
     for item in _items_below(home / IMAGES, path, "", part):
         partner = partners.pop(_without_suffix(item.path, home / IMAGES), None)
         if partner is None:
@@ -199,10 +200,10 @@ def _entries(folder: Path) -> list[Path]:
 
     Signal files with a header beside them are left out.
     """
-    here = visible_files(folder)
-    headers = {path.stem for path in here if path.suffix == HEADER_SUFFIX}
+    paths = visible_files(folder)
+    headers = {path.stem for path in paths if path.suffix == HEADER_SUFFIX}
     entries = []
-    for path in reversed(here):
+    for path in reversed(paths):
         is_folder = path.is_dir() and not path.is_symlink()
         if is_folder or path.suffix == HEADER_SUFFIX or path.stem not in headers:
             entries.append(path)
@@ -317,9 +318,9 @@ def _require_consistent(path: Path, home: Path, items: list[Item]) -> None:
         if item.partner:
             _resolve(item.partner, home)
         if real_path in name_of:
-            other = name_of[real_path]
-            also = "" if other == item.name else f", also as {other}"
-            raise UserError(f"{path}: names {item.name} twice{also}.")
+            first_name = name_of[real_path]
+            alias = "" if first_name == item.name else f", also as {first_name}"
+            raise UserError(f"{path}: names {item.name} twice{alias}.")
         name_of[real_path] = item.name
         if part_of.setdefault(item.patient, item.part) != item.part:
             raise UserError(

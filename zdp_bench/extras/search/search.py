@@ -47,9 +47,10 @@ from zdp_bench.training.spending import plan_spending, read_recipes_spendings
 from zdp_bench.training.validation import DEFAULT, KEY
 
 FOLDER = "searches"  # in the results folder
-SHOWN = 10  # trials in the printed table; CSV and JSON have all of them
+MAX_SHOWN = 10  # number of trials in the printed table; CSV and JSON have all of them
 _TRIAL: Shape = {"trial": int, "values": dict, "noise": [str], "run": str}
-SLACK = 1 + 1e-9  # factor of a trial's max_epsilon, as another machine's FFT may round ε up
+# Factor on a trial's `max_epsilon`, because another machine's FFT may round ε up.
+SLACK = 1 + 1e-9
 
 
 def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
@@ -70,7 +71,7 @@ def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
     Raises:
         UserError: the search cannot be run, or its ε does not allow a first trial.
     """
-    say = print if show != "nothing" else (lambda line: None)
+    print_line = print if show != "nothing" else (lambda line: None)
     config = configured(options.example())
     require_central(config, "search")
     data = load_data(config)
@@ -79,21 +80,28 @@ def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
         options = hold_out(options, word)
         config = configured(options.example())
         data = load_data(config)
-        say(f"{word}: these owners are held out of training to choose by, and are not protected")
-    metric = choose_by(options, config, data)
+        print_line(
+            f"{word}: these owners are held out of training, and the best trial is chosen on them; "
+            "no ε protects them"
+        )
+    metric = find_metric(options, config, data)
     folder = config.results / FOLDER / f"{config.recipe}-{options.name}"
     study = create_study(options, config, metric)
-    known = _read_trials(folder / "search.json")
-    earlier = find_earlier(options, config, data, known)
+    saved_trials = _read_trials(folder / "search.json")
+    earlier_runs = find_earlier_runs(options, config, data, saved_trials)
     trials = list[Document]()
     ended_by = ""
 
     def write_record() -> Document:
-        # Known trials stay listed until their turn comes again, so that a kill before then does not
-        # make them runs of unknown origin.
-        waiting = [known[number] for number in sorted(known) if number > len(trials)]
-        listed = [*trials, *(trial for trial in waiting if trial["trial"] <= options.trials)]
-        record = describe(options, config, data, metric, listed) | {"ended_by": ended_by}
+        # Saved trials stay listed until their turn comes again. Otherwise, a kill before then would
+        # make them runs that belong to no search.
+        remaining = [
+            trial
+            for number, trial in sorted(saved_trials.items())
+            if len(trials) < number <= options.trials
+        ]
+        record = describe(options, config, data, metric, [*trials, *remaining])
+        record["ended_by"] = ended_by
         records.write(folder / "search.json", record)
         return record
 
@@ -101,30 +109,31 @@ def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
         for number in range(1, options.trials + 1):
             proposal = study.ask(options.searched)
             words = options.words(proposal.params)
-            known_trial = known.get(number, {})
-            if known_trial.get("values") == proposal.params:
-                # A known trial keeps its noise, even if other runs have spent more since.
-                noise = known_trial["noise"]
+            saved_trial = saved_trials.get(number, {})
+            if saved_trial.get("values") == proposal.params:
+                # A saved trial keeps its noise, even if other runs have spent more since.
+                noise = saved_trial["noise"]
             else:
-                noise = noise_words(options, words, data, earlier)
-                if earlier and number == len(known) + 1:
-                    say(_describe_earlier(options, config, earlier))
+                noise = calibrate_noise(options, words, data, earlier_runs)
+                is_first_new_trial = number == len(saved_trials) + 1
+                if earlier_runs and is_first_new_trial:
+                    print_line(_describe_earlier_runs(options, config, earlier_runs))
             words += noise
             run = digest_of(configured(words), data.digest)
             ended_by = find_limit(options, configured(words), data, run, number)
             if ended_by and not trials:
                 raise UserError(ended_by)
             if ended_by:
-                say(ended_by)
+                print_line(ended_by)
                 break
             trial = {"trial": number, "values": proposal.params, "noise": noise, "run": run}
             trials.append(trial | {"state": "open", "score": None})
             write_record()
             trials[-1] |= _run_trial(words, number, metric.name, show)
             score = trials[-1]["score"]
-            say(_describe_trial(trials[-1], options.trials, metric.name))
+            print_line(_describe_trial(trials[-1], options.trials, metric.name))
             if warning := trials[-1].get("warning"):
-                say(f"trial {number}: {warning}")
+                print_line(f"trial {number}: {warning}")
             study.tell(proposal, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
     finally:  # record the total ε, however the search ended
         record = write_record()
@@ -139,7 +148,7 @@ def _read_trials(path: Path) -> dict[int, Document]:
     """
     if not path.is_file():
         return {}
-    advice = "Delete it, and search again: the runs of its trials stay, and count."
+    advice = "Delete it, and search again: the runs of its trials are kept, and still count."
     try:
         record = read_json(path)
     except UserError as error:
@@ -150,47 +159,54 @@ def _read_trials(path: Path) -> dict[int, Document]:
     return {trial["trial"]: trial for trial in record["trials"]}
 
 
-def find_earlier(
-    options: Search, config: Run, data: Splits, known: Mapping[int, Document]
+def find_earlier_runs(
+    options: Search, config: Run, data: Splits, saved_trials: Mapping[int, Document]
 ) -> list[Spending]:
     """Return the spendings of the recipe's runs on this data set that are not trials of the search.
 
     Without `options.epsilon`, the search does not depend on them, and the list is empty.
+
+    Args:
+        options: the search.
+        config: a configuration of the recipe.
+        data: the data set.
+        saved_trials: the trials in the search's record, by number.
     """
     if options.epsilon is None:
         return []
-    homes = {
-        records.folder(config.results, config.recipe, trial["run"]) for trial in known.values()
+    trial_homes = {
+        records.folder(config.results, config.recipe, trial["run"])
+        for trial in saved_trials.values()
     }
     spendings = read_recipes_spendings(config, data)
-    return [spending for spending in spendings if spending.home not in homes]
+    return [spending for spending in spendings if spending.home not in trial_homes]
 
 
-def _require_rest(options: Search, config: Run, earlier: Sequence[Spending]) -> None:
+def _require_budget_left(options: Search, config: Run, earlier_runs: Sequence[Spending]) -> None:
     """Reject a search if the ε of earlier runs is unknown, or leaves nothing for the search."""
-    name = f"--epsilon {options.epsilon:g}"
+    option = f"--epsilon {options.epsilon:g}"
+    runs = _name_runs(config, earlier_runs)
     try:
-        spent = _epsilon_of_earlier(config, earlier)
+        epsilon = _compose(config, earlier_runs)
     except ValueError as error:
         raise UserError(
-            f"{name}: no ε is known of {_name_runs(config, earlier)}: {error}. Choose another "
-            "paths.results for this search, and add its ε to theirs."
+            f"{option}: the ε of {runs} is unknown: {error}. Choose another paths.results for this "
+            "search, and add its ε to theirs."
         ) from None
-    if options.epsilon is not None and spent >= options.epsilon:
+    if options.epsilon is not None and epsilon >= options.epsilon:
         raise UserError(
-            f"{name}: {_name_runs(config, earlier)} have a tight ε of {show_epsilon(spent)} "
-            "already, so nothing is left for a search. Give a larger --epsilon, which counts them "
-            "too."
+            f"{option}: {runs} already have a tight ε of {show_epsilon(epsilon)}, so nothing is "
+            "left for a search. Give a larger --epsilon, which includes theirs."
         )
 
 
-def _epsilon_of_earlier(config: Run, earlier: Sequence[Spending]) -> float:
-    """Return the tight ε of earlier runs.
+def _compose(config: Run, runs: Sequence[Spending]) -> float:
+    """Return the tight ε of runs together.
 
     Raises:
         ValueError: the runs protect different units, so that they have no common ε.
     """
-    return compose_epsilon(list_spent(earlier, config.privacy.by_patient), config.privacy.delta)
+    return compose_epsilon(list_spent(runs, config.privacy.by_patient), config.privacy.delta)
 
 
 def _name_runs(config: Run, runs: Sequence[Spending]) -> str:
@@ -198,12 +214,12 @@ def _name_runs(config: Run, runs: Sequence[Spending]) -> str:
     return f"the {len(runs)} {noun} of {config.recipe} on these data in {config.results}"
 
 
-def _describe_earlier(options: Search, config: Run, earlier: Sequence[Spending]) -> str:
-    spent = _epsilon_of_earlier(config, earlier)
+def _describe_earlier_runs(options: Search, config: Run, earlier_runs: Sequence[Spending]) -> str:
+    epsilon = show_epsilon(_compose(config, earlier_runs))
     return (
-        f"--epsilon {options.epsilon:g}: {_name_runs(config, earlier)} have spent a tight ε of "
-        f"{show_epsilon(spent)}; the {options.trials} trials share what is left, so that all "
-        f"together stay within {options.epsilon:g}"
+        f"--epsilon {options.epsilon:g}: {_name_runs(config, earlier_runs)} have spent a tight ε "
+        f"of {epsilon}; the {options.trials} trials share the rest, so that all runs together stay "
+        f"within {options.epsilon:g}"
     )
 
 
@@ -212,7 +228,7 @@ def create_study(
     config: Run,
     metric: Metric,
 ) -> optuna.Study:
-    """Create Optuna's study; the recipe's seed determines its proposals."""
+    """Create Optuna's study, whose proposals the recipe's seed determines."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler = TPESampler if options.sampler == "tpe" else RandomSampler
     study = optuna.create_study(direction=direction(metric), sampler=sampler(seed=config.seed))
@@ -236,7 +252,11 @@ def _describe_trial(
 
 
 def hold_out(options: Search, word: str) -> Search:
-    """Add the override that holds out validation examples to a search."""
+    """Return a search with the override that holds out validation examples.
+
+    Raises:
+        UserError: the search sets this key already.
+    """
     for fixed in options.fixed:
         if fixed.lstrip("+").startswith(f"{KEY}="):
             raise UserError(
@@ -246,7 +266,7 @@ def hold_out(options: Search, word: str) -> Search:
     return replace(options, fixed=(*options.fixed, word))
 
 
-def choose_by(
+def find_metric(
     options: Search,
     config: Run,
     data: Splits,
@@ -301,11 +321,11 @@ def spend(config: Run, data: Splits) -> Spent:
     return Spent(setup.mechanism.z, sampling.of_one, steps)
 
 
-def noise_words(
+def calibrate_noise(
     search: Search,
     words: Sequence[str],
     data: Splits,
-    earlier: Sequence[Spending],
+    earlier_runs: Sequence[Spending],
 ) -> list[str]:
     """Return the overrides that calibrate a trial's noise to the search's ε; empty without one.
 
@@ -317,7 +337,7 @@ def noise_words(
         search: the search.
         words: the overrides of the trial.
         data: the data set.
-        earlier: runs that are not trials of this search; see `find_earlier`.
+        earlier_runs: runs that are not trials of this search; see `find_earlier_runs`.
 
     Raises:
         UserError: the algorithm has no noise, or no noise keeps the search within its ε.
@@ -329,28 +349,28 @@ def noise_words(
     config = configured(words)
     if "noise_multiplier" not in config.algorithm.options:
         raise UserError(
-            f"--epsilon with algorithm={config.algorithm.name}: it has no noise to keep the search "
-            "within an ε; choose a private algorithm, or remove --epsilon."
+            f"--epsilon with algorithm={config.algorithm.name}: this algorithm adds no noise, so "
+            "a search cannot stay within an ε; choose a private algorithm, or remove --epsilon."
         )
     delta = config.privacy.delta
-    if earlier:
-        _require_rest(search, config, earlier)
+    if earlier_runs:
+        _require_budget_left(search, config, earlier_runs)
     # The number of steps and the sampling do not depend on the noise multiplier.
-    at_1 = spend(configured([*words, "algorithm.noise_multiplier=1.0"]), data)
+    unit_trial = spend(configured([*words, "algorithm.noise_multiplier=1.0"]), data)
     try:
-        if earlier:
-            spent_before = list_spent(earlier, config.privacy.by_patient)
-            multiplier = calibrate_beside(search.epsilon, spent_before, at_1, search.trials, delta)
+        if earlier_runs:
+            spent = list_spent(earlier_runs, config.privacy.by_patient)
+            multiplier = calibrate_beside(search.epsilon, spent, unit_trial, search.trials, delta)
         else:
-            mechanism = Mechanism.of_z(at_1.z, at_1.sampling)
-            steps = at_1.steps * search.trials
+            mechanism = Mechanism.of_z(unit_trial.z, unit_trial.sampling)
+            steps = unit_trial.steps * search.trials
             multiplier = calibrate_mechanism(search.epsilon, mechanism, steps, delta)
     except ValueError as error:
         raise UserError(f"--epsilon {search.epsilon:g}: {error}.") from None
     noise = f"algorithm.noise_multiplier={multiplier!r}"
-    spent = spend(configured([*words, noise]), data)
-    epsilon_of_trial = tight_epsilon(Mechanism.of_z(spent.z, spent.sampling), spent.steps, delta)
-    return [*no_target, noise, f"privacy.max_epsilon={epsilon_of_trial * SLACK!r}"]
+    trial = spend(configured([*words, noise]), data)
+    trial_epsilon = tight_epsilon(Mechanism.of_z(trial.z, trial.sampling), trial.steps, delta)
+    return [*no_target, noise, f"privacy.max_epsilon={trial_epsilon * SLACK!r}"]
 
 
 def find_limit(
@@ -373,26 +393,26 @@ def find_limit(
     if options.epsilon is None or (home / "record.json").exists():
         return ""
     setup = Setup.of(config, data, torch.device("cpu"))
-    planned = plan_spending(config, data, setup.mechanism, setup.plan.steps, home)
+    trial = plan_spending(config, data, setup.mechanism, setup.plan.steps, home)
     spendings = read_recipes_spendings(config, data)
-    others = [spending for spending in spendings if spending.home != home]
+    other_runs = [spending for spending in spendings if spending.home != home]
     delta = config.privacy.delta
-    earlier = _name_runs(config, others)
+    runs = _name_runs(config, other_runs)
     try:
-        spent = list_spent([*others, planned], planned.by_unit)
-        before = compose_epsilon(spent[:-1], delta)
-        after = compose_epsilon(spent, delta)
+        spent = list_spent([*other_runs, trial], trial.by_unit)
+        epsilon_before = compose_epsilon(spent[:-1], delta)
+        epsilon_after = compose_epsilon(spent, delta)
     except ValueError as error:
         return (
-            f"--epsilon {options.epsilon:g}: no ε is known of trial {number} and {earlier}: "
-            f"{error}."
+            f"--epsilon {options.epsilon:g}: the ε of trial {number} and {runs} together is "
+            f"unknown: {error}."
         )
-    if after <= options.epsilon:
+    if epsilon_after <= options.epsilon:
         return ""
     return (
-        f"--epsilon {options.epsilon:g}: {earlier} have a tight ε of {show_epsilon(before)}, and "
-        f"with trial {number} it would be {show_epsilon(after)}, so the search ends before it. "
-        "Raise --epsilon to make more trials."
+        f"--epsilon {options.epsilon:g}: {runs} have a tight ε of {show_epsilon(epsilon_before)}, "
+        f"and with trial {number} it would be {show_epsilon(epsilon_after)}, so the search ends "
+        "before this trial. Raise --epsilon to run more trials."
     )
 
 
@@ -407,7 +427,7 @@ def describe(
     spendings = read_recipes_spendings(config, data)
     has_owners = any(spending.examples > 1 for spending in spendings)
     delta = config.privacy.delta
-    best = None  # of equal trials, the first
+    best = None  # the first one, if several trials have the best score
     for trial in trials:
         if trial["score"] is None:
             continue
@@ -444,12 +464,12 @@ def describe(
 
 def _find_epsilon(
     spendings: list[Spending],
-    of_unit: bool,
+    per_unit: bool,
     delta: float,
 ) -> float | None:
     """Return the total tight ε for one example, or for one unit; None if it is unknown."""
     try:
-        return compose_epsilon(list_spent(spendings, of_unit), delta)
+        return compose_epsilon(list_spent(spendings, per_unit), delta)
     except ValueError:
         return None
 
@@ -465,9 +485,9 @@ def sheet(record: Document) -> Sheet:
             return True, 0.0, trial["trial"]
         return False, -sign * trial["score"], trial["trial"]
 
-    numbers = []
+    rows = []
     for trial in sorted(record["trials"], key=rank):
-        numbers.append(
+        rows.append(
             {
                 "trial": trial["trial"],
                 **trial["values"],
@@ -478,37 +498,36 @@ def sheet(record: Document) -> Sheet:
                 "run": trial.get("run"),
             }
         )
-    cells = []
-    for row in numbers[:SHOWN]:
-        shown = {key: _short(value)[:16] for key, value in row.items()}
-        shown["epsilon_tight"] = show_epsilon(row["epsilon_tight"])
-        cells.append(list(shown.values()))
+    printed_rows = []
+    for row in rows[:MAX_SHOWN]:
+        cells = {key: _short(value)[:16] for key, value in row.items()}
+        cells["epsilon_tight"] = show_epsilon(row["epsilon_tight"])
+        printed_rows.append(list(cells.values()))
     notes = _notes(record)
-    if len(numbers) > SHOWN:
-        notes.insert(0, f"{len(numbers) - SHOWN} more trials: --format csv.")
-    title = f"Search of {record['recipe']}: {len(numbers)} trials by {record['sampler']}"
-    columns = [key.replace("_", " ") for key in numbers[0]] if numbers else []
+    if len(rows) > MAX_SHOWN:
+        notes.insert(0, f"{len(rows) - MAX_SHOWN} more trials: --format csv.")
+    title = f"Search of {record['recipe']}: {len(rows)} trials by {record['sampler']}"
+    columns = [key.replace("_", " ") for key in rows[0]] if rows else []
     important = ("trial", f"validation {metric}", "run", "epsilon tight", *record["searched"])
-    return Sheet(title, columns, cells, notes, numbers=numbers, important=important)
+    return Sheet(title, columns, printed_rows, notes, numbers=rows, important=important)
 
 
 def _notes(record: Document) -> list[str]:
     """Return sentences on the total ε, the validation examples and the best trial."""
     privacy = record["privacy"]
-    every = show_epsilon(privacy["epsilon_all"]) or "not known: its runs differ in sampling or unit"
-    of_owner = privacy["epsilon_all_unit"]
-    owner = ""
-    if of_owner is not None:
-        owner = f", of {name_one(privacy['unit'])} {show_epsilon(of_owner)}"
+    total = show_epsilon(privacy["epsilon_all"]) or "unknown: its runs differ in sampling or unit"
+    unit_total = ""
+    if privacy["epsilon_all_unit"] is not None:
+        unit = name_one(privacy["unit"])
+        unit_total = f", of {unit} {show_epsilon(privacy['epsilon_all_unit'])}"
     notes = [record["ended_by"]] if record["ended_by"] else []
     return [
         *notes,
-        f"ε of the whole search: {every}{owner} (δ {privacy['delta']:g}; tight, of the "
-        f"{privacy['runs']} runs of {record['recipe']} on these data in the results folder, "
-        "composed). It covers every choice made by looking at the training examples. The ε of one "
-        "trial covers less.",
-        f"Chosen by {record['data']['validation']:,} validation examples, which are not protected: "
-        "no ε covers them.",
+        f"ε of the whole search: {total}{unit_total} (δ {privacy['delta']:g}; tight, composed over "
+        f"the {privacy['runs']} runs of {record['recipe']} on these data in the results folder). "
+        "It covers every choice made by looking at the training examples. The ε of one trial "
+        "covers less.",
+        f"Chosen on {record['data']['validation']:,} validation examples, which no ε protects.",
         *_commands(record),
     ]
 
@@ -527,11 +546,11 @@ def _commands(record: Document) -> list[str]:
     fixed = [word for word in record["fixed"] if not word.startswith(("seed=", "recipe="))]
     fixed.insert(0, record["recipe_as_typed"])
     values = [f"{key}={value}" for key, value in best["values"].items()]
-    again = ["zdp-bench", "run", "-m", *fixed, *values, *best["noise"], "seed=1,2,3"]
+    repeat = ["zdp-bench", "run", "-m", *fixed, *values, *best["noise"], "seed=1,2,3"]
     return [
         f"Best: trial {best['trial']}, run {name}, validation {metric} {best['score']:.4f}.",
         f"Export it: {shlex.join(export)}",
-        f"Run it with other seeds, which spend ε beyond the search's: {shlex.join(again)}",
+        f"Run it with other seeds, which spend ε beyond the search's: {shlex.join(repeat)}",
     ]
 
 

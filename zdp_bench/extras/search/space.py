@@ -79,7 +79,7 @@ class Search:
 
     def example(self) -> list[str]:
         """Return the overrides of a possible trial, with which the configuration is checked."""
-        return self.words({key: _first(values) for key, values in self.searched.items()})
+        return self.words({key: _example_of(values) for key, values in self.searched.items()})
 
 
 def read_search(
@@ -108,10 +108,10 @@ def read_search(
             _require_searchable(override, _key_of(override).lstrip("+"))
     parsed = read_words(overrides, sweep=True)
     sweeps = [override for override in parsed if override.is_sweep_override()]
-    searched = {_key_of(override): _values(override) for override in sweeps}
+    searched = {_key_of(override): _distribution_of(override) for override in sweeps}
     if not searched:
         raise UserError(
-            "no key has several values. Give one several, such as "
+            "no key has several values. Give at least one key several values, such as "
             "'optimizer.lr=tag(log,interval(0.01,1))' or algorithm.max_grad_norm=0.5,1,2."
         )
     fixed = tuple(str(word.input_line) for word in parsed if not word.is_sweep_override())
@@ -169,8 +169,8 @@ def _require_searchable(override: Override, key: str) -> None:
         raise UserError(f"{override.input_line}: cannot be searched: {reason}. Give it one value.")
 
 
-def _values(override: Override) -> BaseDistribution:
-    """Return the values of a sweep as a distribution; listed values stay words, as Hydra has them.
+def _distribution_of(override: Override) -> BaseDistribution:
+    """Return the values of a sweep as a distribution. Listed values stay text, as Hydra has them.
 
     Raises:
         UserError: the sweep is neither an interval nor a list of values, or it is empty.
@@ -195,6 +195,6 @@ def _values(override: Override) -> BaseDistribution:
     return CategoricalDistribution(words)
 
 
-def _first(values: BaseDistribution) -> Any:
+def _example_of(values: BaseDistribution) -> Any:
     """Return the first value of a list, or the lower end of an interval."""
     return values.choices[0] if hasattr(values, "choices") else values.low  # type: ignore[attr-defined]

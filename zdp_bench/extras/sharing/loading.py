@@ -104,12 +104,12 @@ def find_representation(
     chosen = config.representation
     if chosen is None:
         return None
-    known = record.get("representation") or {}
+    recorded = record.get("representation") or {}
     if chosen.options.get("weights", NO_FILE[0]) not in NO_FILE:
         if weights is None:
             raise UserError(
                 f"{folder / files.RECORD}: its model was trained on the outputs of a public "
-                f"network with weights from a file (SHA-256 {str(known.get('sha256'))[:16]}). "
+                f"network with weights from a file (SHA-256 {str(recorded.get('sha256'))[:16]}). "
                 "Paths in a record are never opened: pass your copy as "
                 "zdp_bench.load(FOLDER, weights=FILE) or --weights FILE."
             )
@@ -117,10 +117,10 @@ def find_representation(
         config = replace(config, representation=Plugin(chosen.name, options))
     shape, dtype = files.raw_example(record)
     representation = build_representation(config, shape, files.dtype_of(dtype) or torch.float32)
-    if representation.digest != known.get("digest"):
+    if representation.digest != recorded.get("digest"):
         raise UserError(
             f"{folder / files.RECORD}: its model was trained on a representation with digest "
-            f"{str(known.get('digest'))[:16]}, but here representation={representation.name} has "
+            f"{str(recorded.get('digest'))[:16]}, but representation={representation.name} now has "
             f"{representation.digest[:16]}: the weights or the version of zdp-bench differ."
         )
     return representation
@@ -193,12 +193,13 @@ def config_of(record: Document) -> Run:
     return check(config)
 
 
-def _drop_removed(options: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+def _drop_removed(options: dict[str, Any], allowed: Collection[str]) -> dict[str, Any]:
     """Return the options without unknown ones that are null.
 
-    An earlier version had them, and they were off. Other unknown options stay, to be rejected.
+    An earlier version had these, and they were off. Other unknown options are kept, so that the
+    check of the configuration rejects them.
     """
-    return {key: value for key, value in options.items() if key in known or value is not None}
+    return {key: value for key, value in options.items() if key in allowed or value is not None}
 
 
 def info_of(record: Document) -> DatasetInfo:

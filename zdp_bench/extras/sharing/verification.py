@@ -211,9 +211,9 @@ def _check_loop(folder: Path, report: Source) -> Iterator[Check]:
 
 def _earlier_of(privacy: dict[str, Any]) -> Trainings:
     """Return the earlier trainings of the starting weights that a report states."""
-    stated = (privacy.get("start") or {}).get("trainings") or ()
+    trainings = (privacy.get("start") or {}).get("trainings") or ()
     try:
-        return frozenset(Earlier.from_dict(training) for training in stated)
+        return frozenset(Earlier.from_dict(training) for training in trainings)
     except ValueError as error:
         raise LedgerError(f"privacy.start: {error}") from None
 
@@ -225,9 +225,19 @@ def _read_ledger(
     facts: dict[str, str],
     identity: str = "",
 ) -> Ledger:
-    """Read the ledger and those set aside.
+    """Return the ledger in the folder, including the ledgers that were set aside.
 
-    They are copied first, because opening a ledger may repair its file.
+    The files are copied first, because opening a ledger may repair its file.
+
+    Args:
+        folder: the exported model.
+        mechanism: mechanism of every step.
+        repeatable: whether a step that is taken again has the same noise.
+        facts: properties that the ledger must state; see `Ledger`.
+        identity: what the ledger must state about owners. Default: nothing.
+
+    Raises:
+        LedgerError: the ledger is missing, damaged, or of another mechanism.
     """
     if not (folder / files.LEDGER).is_file():
         raise LedgerError(f"{files.LEDGER}: is missing")

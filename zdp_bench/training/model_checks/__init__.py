@@ -1,9 +1,9 @@
 """Check, before the first private step, that per-sample clipping protects a model.
 
-Clipping bounds the influence of an example through its own loss. It bounds nothing if a layer mixes
-samples. So a third-party model is recorded, and its operations are checked (`gradients.program`).
-If they are not known to keep samples apart, each sample is processed alone. Models that would then
-train differently than their author intends are refused here.
+Clipping bounds the influence of an example only through its own loss. It bounds nothing if a layer
+mixes samples. So a third-party model is recorded, and its operations are checked
+(`gradients.program`). If they are not known to keep samples apart, each sample is processed alone.
+Models that would then not train as their author intends are rejected here.
 
 The most common such layer is BatchNorm, which `nn/surgery.py` replaces on request.
 """
@@ -49,7 +49,7 @@ from zdp_bench.training.total import Total
 
 log = logging.getLogger(__name__)
 
-OWNED = (2, 1)  # numbers of examples in two shares
+SHARE_SIZES = (2, 1)  # numbers of examples in the two shares of the check; together `SAMPLES`
 
 
 class Checked(NamedTuple):
@@ -70,7 +70,7 @@ def check(
     model: nn.Module,
     algorithm: Algorithm,
     loss: Loss,
-    like: Batch,
+    example_batch: Batch,
     forms_shares: bool = False,
     probe: Batch | None = None,
 ) -> Checked:
@@ -80,11 +80,11 @@ def check(
         model: the model, in the mode and on the device of the training. It is not changed.
         algorithm: the algorithm that trains it.
         loss: the loss.
-        like: inputs [n, ...] and targets [n, ...] with the training set's shapes and dtypes. No
-            value is read.
+        example_batch: inputs [n, ...] and targets [n, ...] with the training set's shapes and
+            dtypes. No value is read, and n may be 0.
         forms_shares: whether several examples may form one share.
-        probe: public examples for the checks. Default: random numbers. Needed if model or loss
-            cannot run on random inputs.
+        probe: public examples for the checks, needed if model or loss cannot run on random inputs.
+            Default: random numbers.
 
     Formal guarantees:
         - No sample's output, loss or gradient depends on another sample, or on the number of
@@ -101,12 +101,12 @@ def check(
     _refuse_parameter_hooks(model)
     _refuse_by_kind(model)
     devices = [device] if device.type == "cuda" else []
-    with ExitStack() as inside:
+    with ExitStack() as contexts:
         for context in (preserve_random_state(devices), float32_products(), repeatable(device)):
-            inside.enter_context(context)
-        source = find_source(model, loss, like, probe)
+            contexts.enter_context(context)
+        source = find_source(model, loss, example_batch, probe)
         batch = source.draw(SAMPLES)
-        inside.enter_context(takes_parts(model))
+        contexts.enter_context(takes_parts(model))
         _check_shapes(copy_apart(model), batch[0])
         require_nothing_kept(model, batch[0])
         state = state_of(model, batch[0])
@@ -116,7 +116,7 @@ def check(
             _check_losses(model, loss, batch)
         if not state.alone:  # else, Python code may skip layers for some examples
             _check_gradients(model, batch[0])
-        _check_sums(algorithm, batch, [OWNED] if forms_shares else [])
+        _check_sums(algorithm, batch, SHARE_SIZES if forms_shares else None)
         return Checked(_find_fixed_state(model, state, batch[0]), batch)
 
 
@@ -132,12 +132,13 @@ def _explaining_ones(state: State) -> Iterator[None]:
 
 
 def _refuse_parameter_hooks(model: nn.Module) -> None:
+    """Reject hooks on parameters, which run only if autograd writes their gradients."""
     for name, parameter in model.named_parameters():
         hooks = parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
         if hooks:
             raise UserError(
-                f"parameter '{name}' has a hook, which no private step calls: remove it, or "
-                "put what it does into the model."
+                f"parameter '{name}' has a hook, which private steps do not call: remove it, or "
+                "move its computation into the model."
             )
 
 
@@ -154,9 +155,9 @@ def _refuse_by_kind(model: nn.Module) -> None:
                 )
         if any(isinstance(hook, WeightNorm) for hook in module._forward_pre_hooks.values()):
             raise UserError(
-                f"{describe_layer(model, name)}: torch.nn.utils.weight_norm writes its weight anew "
-                "in every pass, beside the parameters that train: use "
-                "torch.nn.utils.parametrizations.weight_norm, or no norm of the weight."
+                f"{describe_layer(model, name)}: torch.nn.utils.weight_norm writes the weight in "
+                "every forward pass, outside the trained parameters: use "
+                "torch.nn.utils.parametrizations.weight_norm, or no weight norm."
             )
         if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
             raise UserError(
@@ -166,16 +167,19 @@ def _refuse_by_kind(model: nn.Module) -> None:
 
 
 def _mixing_error(model: nn.Module, name: str) -> UserError:
-    without = "without make_private" if is_for_python() else "with algorithm=sgd"
+    alternative = "without make_private" if is_for_python() else "with algorithm=sgd"
     return UserError(
-        f"{describe_layer(model, name)} lets one example see another, so clipping bounds nothing "
-        f"and no ε would hold: {advice_on(model.get_submodule(name))}, or train {without}, which "
-        "claims none."
+        f"{describe_layer(model, name)} lets one example affect another, so clipping bounds "
+        f"nothing and no ε would hold: {advice_on(model.get_submodule(name))}, or train "
+        f"{alternative}, which states no ε."
     )
 
 
 def _refuse_norms(model: nn.Module, state: State) -> None:
-    """Reject a norm over the batch, which would be another layer if it sees one example alone."""
+    """Reject a norm over the batch, which would compute something else for one example alone.
+
+    The layer that mixes samples may be inside the norm, so the layers around it are tried as well.
+    """
     parts = state.layer.split(".") if state.alone else []
     for end in range(len(parts), 0, -1):
         name = ".".join(parts[:end])
@@ -184,38 +188,46 @@ def _refuse_norms(model: nn.Module, state: State) -> None:
 
 
 def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
-    device = inputs.device.type
-    outside = torch.is_autocast_enabled(device)
+    """Reject a model that fails, or whose output is not a tensor with one row per example.
 
-    def note(name: str) -> None:
-        if torch.is_autocast_enabled(device) and not outside:
+    Also reject autocast and checkpoints inside the model.
+    """
+    device = inputs.device.type
+    is_autocast_outside = torch.is_autocast_enabled(device)
+
+    def refuse_autocast(name: str) -> None:
+        if torch.is_autocast_enabled(device) and not is_autocast_outside:
             raise UserError(
                 f"{describe_layer(model, name)} runs under torch.autocast, which would round the "
-                "gradients that are clipped: take autocast out of the forward function, and set "
+                "gradients that are clipped: remove autocast from the forward function, and set "
                 f"{setting('precision', 'bf16')}, which keeps sums in float32."
             )
 
-    inside = Innermost(model, note)
+    innermost = Innermost(model, refuse_autocast)
     try:
-        with torch.enable_grad(), inside, _no_checkpoints(inside):
+        with torch.enable_grad(), innermost, _no_checkpoints(innermost):
             output = model(map_leaves(torch.clone, inputs))
     except UserError:
         raise
     except Exception as error:
         raise DomainError(
-            f"the model cannot take {describe(inputs)}: {inside.name} says: {first_line(error)}"
+            f"the model cannot take {describe(inputs)}: {innermost.name} raises: "
+            f"{first_line(error)}"
         ) from None
-    if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != len(inputs):
-        is_tensor = isinstance(output, Tensor)
-        shape = list(output.shape) if is_tensor else type(output).__name__
-        rule = "its first dimension must be that of the examples"
-        one = "put it into a module that returns one tensor, the examples first (`output.logits`)"
+    if not isinstance(output, Tensor):
         raise UserError(
-            f"the model answers {len(inputs)} examples with {shape}: {rule if is_tensor else one}."
+            f"the model returns {type(output).__name__} instead of a tensor: put it into a module "
+            "that returns one tensor whose first dimension is that of the examples, such as "
+            "`output.logits`."
         )
-    if isinstance(output, FakeTensor):  # of the recording of the model's program
+    if output.dim() == 0 or len(output) != len(inputs):
         raise UserError(
-            "the model keeps a tensor of an earlier pass outside of its modules (in a global or a "
+            f"the model returns shape {list(output.shape)} for {len(inputs)} examples: the first "
+            "dimension must be that of the examples."
+        )
+    if isinstance(output, FakeTensor):  # left by the recording of the model's program
+        raise UserError(
+            "the model stores a tensor of an earlier pass outside its modules (in a global or a "
             "closure), which clipping cannot bound: compute the output from inputs and weights "
             "only."
         )
@@ -224,25 +236,25 @@ def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
 
 
 @contextmanager
-def _no_checkpoints(inside: Innermost) -> Iterator[None]:
-    """Reject calls of torch's checkpoints, of both kinds, in the block."""
+def _no_checkpoints(innermost: Innermost) -> Iterator[None]:
+    """Reject calls of `torch.utils.checkpoint`, reentrant or not, in the block."""
 
     def refuse(*_: object, **__: object) -> None:
         raise UserError(
-            f"{describe_layer(inside.model, inside.stack[-1])}: torch.utils.checkpoint is called "
-            "there, and per-example gradients cannot pass that: switch it off "
+            f"{describe_layer(innermost.model, innermost.stack[-1])}: torch.utils.checkpoint is "
+            "called there, which does not support per-example gradients: switch it off "
             "(set_grad_checkpointing(False) in timm, gradient_checkpointing_disable() in "
             f"transformers), and set {setting_name('trainer.micro_batch')} to save memory."
         )
 
-    kinds: Any = checkpoints
-    held = kinds.CheckpointFunction, kinds._CheckpointFrame  # reentrant, and not
-    refusing = type("Refusing", (), {"apply": refuse})
-    kinds.CheckpointFunction, kinds._CheckpointFrame = refusing, refuse
+    module: Any = checkpoints
+    originals = module.CheckpointFunction, module._CheckpointFrame
+    module.CheckpointFunction = type("Refusing", (), {"apply": refuse})  # reentrant
+    module._CheckpointFrame = refuse  # not reentrant
     try:
         yield
     finally:
-        kinds.CheckpointFunction, kinds._CheckpointFrame = held
+        module.CheckpointFunction, module._CheckpointFrame = originals
 
 
 def _check_losses(
@@ -251,27 +263,27 @@ def _check_losses(
     batch: Batch,
 ) -> None:
     """Reject a loss that needs several examples; warn if an example's loss depends on others."""
-    alone, targets = per_example(loss), batch[1]
+    example_loss, targets = per_example(loss), batch[1]
     with torch.no_grad():
         output = reference.compute_outputs(model, batch[0])
-    losses = require_outputs_alone(model, alone, output, targets)
-    if isinstance(alone.loss, nn.Module):
-        require_loss_keeps_nothing(alone.loss, output[:1], unpack(targets[:1].clone()))
-    _require_same_losses(alone, output, targets)
+    losses = require_outputs_alone(model, example_loss, output, targets)
+    if isinstance(example_loss.loss, nn.Module):
+        require_loss_keeps_nothing(example_loss.loss, output[:1], unpack(targets[:1].clone()))
+    _require_same_losses(example_loss, output, targets)
     with torch.enable_grad():
         try:
-            together = alone.loss(output, unpack(targets.clone()))
+            batch_losses = example_loss.loss(output, unpack(targets.clone()))
         except Exception:
-            together = losses  # the loss never gets a batch in training
-        mixes = not isinstance(together, Tensor) or not are_alike(losses, together, losses)
+            batch_losses = losses  # a failure does not matter: in training, it never gets a batch
+        mixes = not isinstance(batch_losses, Tensor) or not are_alike(losses, batch_losses, losses)
         with torch.no_grad():  # a loss that draws random numbers differs at every call
-            mixes = mixes and are_alike(losses, alone(output, targets), losses)
-        if mixes and not _moves(alone, output, targets):
+            mixes = mixes and are_alike(losses, example_loss(output, targets), losses)
+        if mixes and not _has_gradient(example_loss, output, targets):
             raise UserError(
-                "the loss of one example alone has no gradient: it compares the examples of a "
-                "batch with each other (a contrastive loss?), so that no example's influence could "
-                "be bounded. Make what is compared one example, ((a, b), target), and let the "
-                "model take both."
+                "the loss of a single example has no gradient. If it compares the examples of a "
+                "batch with each other, as a contrastive loss does, no example's influence can be "
+                "bounded: make the pair that is compared one example, ((a, b), target), and let "
+                "the model take both."
             )
     if mixes:
         log.warning(
@@ -281,36 +293,36 @@ def _check_losses(
 
 
 def _require_same_losses(
-    alone: PerExample,
+    example_loss: PerExample,
     output: Tensor,
     targets: Tensor,
 ) -> None:
-    """Reject a loss that, with the same draws, is another or fails when it is called again."""
+    """Reject a loss that fails or differs when it is called again with the same random draws."""
     losses = []
     for _ in range(2):
         set_seed(0)
         try:
-            losses.append(alone(output, targets).detach())
-        except UserError:  # such as on what an earlier call has left
-            raise alone.make_state_error() from None
-    first, again = losses
-    if not are_alike(first, again, first):
-        raise alone.make_state_error()
+            losses.append(example_loss(output, targets).detach())
+        except UserError:  # for example, because an earlier call has changed its state
+            raise example_loss.make_state_error() from None
+    first, second = losses
+    if not are_alike(first, second, first):
+        raise example_loss.make_state_error()
 
 
-def _moves(
-    alone: Loss,
+def _has_gradient(
+    example_loss: Loss,
     output: Tensor,
     targets: Tensor,
 ) -> bool:
     """Return True if the loss of single examples has a gradient with respect to the outputs."""
     output = output.detach().requires_grad_()
-    losses = alone(output, targets)
+    losses = example_loss(output, targets)
     if not losses.requires_grad:
         return False
-    (g,) = torch.autograd.grad(losses.sum(), output)
+    (gradient,) = torch.autograd.grad(losses.sum(), output)
     scale = float(output.detach().abs().max())
-    return bool((g.abs() * scale > 1e-5).any())
+    return bool((gradient.abs() * scale > 1e-5).any())
 
 
 def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
@@ -319,18 +331,22 @@ def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
     with torch.enable_grad():
         output = reference.compute_outputs(model, inputs)
         try:
-            found = torch.autograd.grad(_probe(output), [*trained.values()], allow_unused=True)
+            gradients = torch.autograd.grad(
+                _combine(output), [*trained.values()], allow_unused=True
+            )
         except RuntimeError as error:
-            raise UserError(f"the model has no gradient: torch says: {first_line(error)}") from None
-    for name, gradient in zip(trained, found, strict=True):
+            raise UserError(
+                f"the model has no gradient: torch raises: {first_line(error)}"
+            ) from None
+    for name, gradient in zip(trained, gradients, strict=True):
         if gradient is None:
             raise UserError(
                 f"parameter '{name}' has no influence on the model's output, so it would be "
-                "trained by noise alone: take it out, or set requires_grad=False on it."
+                "trained on noise alone: remove it, or set requires_grad=False."
             )
 
 
-def _probe(output: Tensor) -> Tensor:
+def _combine(output: Tensor) -> Tensor:
     """Return a real number that depends on every entry of the output."""
     real = real_view(output)
     weights = torch.linspace(0.5, 1.5, real.numel(), device=real.device, dtype=real.dtype)
@@ -340,65 +356,83 @@ def _probe(output: Tensor) -> Tensor:
 def _check_sums(
     algorithm: Algorithm,
     batch: Batch,
-    shares: list[Any],
+    shares: tuple[int, ...] | None,
 ) -> None:
-    """Reject an algorithm that cannot sum the model's gradients, or that exceeds its bounds."""
-    model = algorithm.problem.model
-    inside, mechanism = Innermost(model), algorithm.mechanism()
-    alone = [(1,)] if shares else []
+    """Reject an algorithm that cannot sum the model's gradients, or that exceeds its bounds.
 
-    def accumulate(given: Batch, owned: list[Any]) -> dict[str, Tensor]:
-        total = Total(mechanism, given[0].device)
+    Args:
+        algorithm: the algorithm.
+        batch: the examples of the check.
+        shares: number of examples in each share; None if each example is a share.
+    """
+    model = algorithm.problem.model
+    innermost, mechanism = Innermost(model), algorithm.mechanism()
+    # An algorithm whose examples never form shares need not take this argument.
+    batch_arguments: list[Any] = [] if shares is None else [shares]
+    example_arguments: list[Any] = [] if shares is None else [(1,)]
+
+    def accumulate(examples: Batch, arguments: list[Any]) -> dict[str, Tensor]:
+        total = Total(mechanism, examples[0].device)
         set_seed(0)
-        algorithm.accumulate(total, given, *owned)
+        algorithm.accumulate(total, examples, *arguments)
         return total.all_blocks()
 
     try:
-        with inside:
-            whole = accumulate(batch, shares)
-            ones = zip(batch[0].split(1), batch[1].split(1), strict=True)
-            each = [accumulate(one, alone) for one in ones]
+        with innermost:
+            batch_total = accumulate(batch, batch_arguments)
+            examples = zip(batch[0].split(1), batch[1].split(1), strict=True)
+            example_totals = [accumulate(example, example_arguments) for example in examples]
     except UserError:
         raise
     except Exception as error:
         raise UserError(
-            f"{inside.name} has no per-example gradient: torch says: {first_line(error)} Use "
+            f"{innermost.name} has no per-example gradient: torch raises: {first_line(error)} Use "
             "another layer there."
         ) from None
-    for total in each:
+    for total in example_totals:
         squares = {name: squared_norms(share.unsqueeze(0)) for name, share in total.items()}
         for block in mechanism.blocks:
-            moved = sum(squares.values()) if mechanism.joint else squares[block.name]
-            beyond = torch.as_tensor(moved).sqrt() > block.bound * (1 + 1e-4)
-            if math.isfinite(block.bound) and bool(beyond.any()):
+            square = sum(squares.values()) if mechanism.joint else squares[block.name]
+            # 1e-4 allows for rounding errors.
+            is_beyond = torch.as_tensor(square).sqrt() > block.bound * (1 + 1e-4)
+            if math.isfinite(block.bound) and bool(is_beyond.any()):
                 raise UserError(
                     f"an example's contribution to '{block.name}' exceeds its bound "
-                    f"{block.bound:g}: no ε would hold."
+                    f"{block.bound:g}, so no ε would hold."
                 )
     if not type(algorithm).__module__.startswith("zdp_bench."):
-        _check_foreign(algorithm, batch, shares, whole)
+        _check_foreign(algorithm, batch, batch_arguments, batch_total)
 
 
 def _check_foreign(
     algorithm: Algorithm,
     batch: Batch,
-    shares: list[Any],
+    arguments: list[Any],
     total: dict[str, Tensor],
 ) -> None:
-    """Reject a third-party algorithm whose sum is not that of its `contributions`."""
+    """Reject a third-party algorithm whose sum differs from the sum of its `contributions`.
+
+    Blocks whose contributions are drawn at random are not compared.
+
+    Args:
+        algorithm: the algorithm.
+        batch: the examples of the check.
+        arguments: further arguments of `contributions`: the sizes of the shares, if any.
+        total: the algorithm's sum over the batch, by block.
+    """
     set_seed(0)
-    rows = algorithm.contributions(batch, *shares)
+    contributions = algorithm.contributions(batch, *arguments)
     set_seed(0)
-    again = algorithm.contributions(batch, *shares)
-    for name, share in rows.items():
-        scale = float(share.detach().abs().max()) if share.numel() else 0.0
-        wrong = (share.sum(dim=0) - total[name]).abs().max() if total[name].numel() else 0.0
-        draws = not torch.equal(share.nan_to_num(), again[name].nan_to_num())
-        if not draws and float(wrong) > 1e-2 * scale + 1e-12:
+    repeated = algorithm.contributions(batch, *arguments)
+    for name, rows in contributions.items():
+        scale = float(rows.detach().abs().max()) if rows.numel() else 0.0
+        error = (rows.sum(dim=0) - total[name]).abs().max() if total[name].numel() else 0.0
+        is_random = not torch.equal(rows.nan_to_num(), repeated[name].nan_to_num())
+        if not is_random and float(error) > 1e-2 * scale + 1e-12:
             raise UserError(
                 f"{type(algorithm).__name__}.accumulate does not add the sum of what its "
-                f"contributions() returns for '{name}'. It must add no noise either: that is "
-                "drawn for it."
+                f"contributions() returns for '{name}'. It must not add noise, which zdp-bench "
+                "draws itself."
             )
 
 
@@ -418,23 +452,25 @@ def _find_fixed_state(
         return sorted((buffers | frozen) & state.program.names_used(model))
     if state.alone:
         return sorted(buffers | frozen)
-    moved = partial(_moves_output, copy_apart(model), inputs)
-    return sorted(name for name in buffers | frozen if moved(name))
+    # Without a program, try each tensor: the output changes if it depends on it.
+    changes_output = partial(_changes_output, copy_apart(model), inputs)
+    return sorted(name for name in buffers | frozen if changes_output(name))
 
 
 @torch.no_grad()
-def _moves_output(
+def _changes_output(
     model: nn.Module,
     inputs: Tensor,
     name: str,
 ) -> bool:
     """Return True if the output changes when the tensor with this name is changed."""
-    owner, _, own = name.rpartition(".")
-    held = getattr(model.get_submodule(owner), own)
+    layer, _, attribute = name.rpartition(".")
+    tensor = getattr(model.get_submodule(layer), attribute)
+    original = tensor.clone()
     set_seed(0)
-    before, kept = model(inputs), held.clone()
-    held.mul_(1.5).add_(0.5)
+    output = model(inputs)
+    tensor.mul_(1.5).add_(0.5)
     set_seed(0)
-    after = model(inputs)
-    held.copy_(kept)
-    return not torch.equal(before, after)
+    changed_output = model(inputs)
+    tensor.copy_(original)
+    return not torch.equal(output, changed_output)

@@ -20,10 +20,10 @@ class Source:
     """The source of a check's examples.
 
     Attributes:
-        inputs: public examples [n, ...]. If n = 0, random numbers of the shape are drawn.
+        inputs: public examples [n, ...]. If n = 0, random numbers of this shape are drawn instead.
         targets: their targets [n, ...].
-        classes: random integers in targets are drawn below it. If None, they are drawn as those in
-            inputs.
+        classes: number of classes, below which integers in targets are drawn. None if they are not
+            known to be classes; they are then drawn like integers in inputs.
     """
 
     inputs: Tensor
@@ -42,17 +42,29 @@ class Source:
 def find_source(
     model: nn.Module,
     loss: Loss,
-    like: Batch,
+    example_batch: Batch,
     probe: Batch | None,
 ) -> Source:
-    """Return the source of a check's examples: the probe or, without one, random numbers."""
+    """Return the source of a check's examples: the probe or, without one, random numbers.
+
+    Args:
+        model: the model, which is not changed.
+        loss: the loss.
+        example_batch: inputs [n, ...] and targets [n, ...] with the data set's shapes and dtypes.
+        probe: public examples, or None.
+
+    Raises:
+        UserError: the probe has other shapes or dtypes than the data set.
+    """
     device = next(model.parameters()).device
     if probe is not None:
-        for name, own, expected in zip(("inputs", "targets"), probe, like, strict=True):
-            _require_kind(name, own, expected)
+        _require_kind("inputs", probe[0], example_batch[0])
+        _require_kind("targets", probe[1], example_batch[1])
         inputs, targets = [map_leaves(lambda leaf: leaf.to(device), part) for part in probe]
     else:
-        inputs, targets = [map_leaves(lambda leaf: leaf[:0].to(device), part) for part in like]
+        inputs, targets = [
+            map_leaves(lambda leaf: leaf[:0].to(device), part) for part in example_batch
+        ]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
             twin = copy_apart(model)
@@ -73,25 +85,27 @@ def _require_kind(name: str, probe: Tensor, expected: Tensor) -> None:
     kinds = [(leaf.shape[1:], leaf.dtype) for leaf in leaves_of(probe)]
     if kinds == [(leaf.shape[1:], leaf.dtype) for leaf in leaves_of(expected)]:
         return
-    given = _describe_example(probe).replace("inputs", name)
-    needed = _describe_example(expected).replace("inputs", name)
+    probe_kind = _describe_example(probe).replace("inputs", name)
+    dataset_kind = _describe_example(expected).replace("inputs", name)
     raise UserError(
-        f"probe: {given} are given, where the dataset has {needed} an example: give one batch of "
-        "such as the dataset has."
+        f"probe: each example has {probe_kind}, but the dataset has {dataset_kind}: give a batch "
+        "with the shapes and dtypes of the dataset."
     )
 
 
 def _describe_example(part: Tensor) -> str:
+    """Describe dtype and shape of one example in a batch."""
     return describe(map_leaves(lambda leaf: leaf.new_empty(leaf.shape[1:]), part))
 
 
 def _count_classes(output: Tensor, targets: Tensor) -> int:
     """Return a number of classes that a model distinguishes, at least 2.
 
-    If targets have all dimensions of the output but its last, as [B, T] for [B, T, classes], it is
-    the size of that dimension. If they have all but dimension 1, as [B, T] for [B, classes, T], it
-    is the size of dimension 1. Otherwise, as for CTC, any dimension may be that of the classes, so
-    the smallest counts: `F.ctc_loss` does not check targets, and overwrites memory.
+    If targets have all dimensions of the output but its last, as [B, T] for [B, T, classes], this
+    is the size of the last dimension. If they have all but dimension 1, as [B, T] for
+    [B, classes, T], it is the size of dimension 1. Otherwise, as for CTC, any dimension may be that
+    of the classes. The smallest is then used, because `F.ctc_loss` does not check targets: a class
+    that is too large makes it overwrite memory.
     """
     sizes = output.shape[1:]
     if not sizes:
@@ -107,15 +121,20 @@ def _count_classes(output: Tensor, targets: Tensor) -> int:
 
 
 def _draw(
-    like: Tensor,
+    part: Tensor,
     examples: int,
     classes: int | None,
 ) -> Tensor:
-    """Draw random numbers with the shapes and dtypes of `like`.
+    """Return a number of examples from `part`, repeated as needed, or random ones if it is empty.
 
-    Real numbers are uniform in [0, 1), complex ones normal. Integers are drawn below `classes`.
-    Without classes, they alternate between 0 and 1, so that no mask is 0 throughout. A single
-    integer per example is 1, which is valid as a length.
+    Random real numbers are uniform in [0, 1), complex ones normal. Integers are drawn below
+    `classes`. Without classes, they alternate between 0 and 1, so that no mask is 0 everywhere. A
+    single integer per example is 1, which is a valid length.
+
+    Args:
+        part: inputs or targets [n, ...]; if n = 0, only its shapes and dtypes are used.
+        examples: number of examples.
+        classes: number of classes, or None.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -124,18 +143,18 @@ def _draw(
             return leaf[torch.arange(examples) % len(leaf)]
         shape, dtype = (examples, *leaf.shape[1:]), leaf.dtype
         if dtype.is_complex:
-            drawn = torch.randn(shape, dtype=dtype, generator=generator)
+            values = torch.randn(shape, dtype=dtype, generator=generator)
         elif dtype.is_floating_point:
-            drawn = torch.rand(shape, dtype=dtype, generator=generator)
+            values = torch.rand(shape, dtype=dtype, generator=generator)
         elif classes is not None and dtype != torch.bool:
-            drawn = torch.randint(0, classes, shape, generator=generator)
+            values = torch.randint(0, classes, shape, generator=generator)
         elif len(shape) == 1:
-            drawn = torch.ones(shape)
+            values = torch.ones(shape)
         else:
-            index = torch.arange(leaf.shape[1:].numel()).view(1, *shape[1:])
-            one_dims = [1] * (leaf.dim() - 1)
-            number = torch.arange(examples).view(-1, *one_dims)
-            drawn = (index + number) % 2
-        return drawn.to(leaf.device, dtype)
+            entry = torch.arange(leaf.shape[1:].numel()).view(1, *shape[1:])
+            singleton_dims = [1] * (leaf.dim() - 1)
+            example = torch.arange(examples).view(-1, *singleton_dims)
+            values = (entry + example) % 2
+        return values.to(leaf.device, dtype)
 
-    return map_leaves(draw, like)
+    return map_leaves(draw, part)

@@ -14,7 +14,7 @@ from zdp_bench.errors import is_for_python
 
 @dataclass
 class Innermost:
-    """Follows which module is running while the context is active, to name it after an error.
+    """Follows which module is running while the context is active, to name it in an error.
 
     Attributes:
         model: the model whose modules are followed.
@@ -75,7 +75,7 @@ def describe_owner(model: nn.Module, parameter: str) -> str:
 
 
 def advice_on(layer: nn.Module) -> str:
-    """Return advice on a layer that mixes samples or stores something of them."""
+    """Return advice on a layer that mixes samples, or stores something computed from them."""
     if isinstance(layer, _BatchNorm):
         if layer.affine and not any(p.requires_grad for p in layer.parameters(recurse=False)):
             return "its weights are frozen, so call eval() on the frozen part after model.train()"
