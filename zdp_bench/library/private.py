@@ -168,6 +168,7 @@ class Private:
 
     @property
     def steps(self) -> int:
+        """Total number of steps in all epochs."""
         return self.plan.steps
 
     @property
@@ -288,8 +289,8 @@ class Private:
                 self._write_error = error
                 raise
             except KeyboardInterrupt:
-                # The weights may hold part of the step. Its noise was added, so ε still holds, and
-                # this change of the weights must not cause a warning.
+                # The weights may hold part of the step. They change only once its noise is added, so
+                # ε still holds, and the change must not cause a warning.
                 self._marks = {}
                 raise
         self.done += 1
