@@ -289,8 +289,8 @@ class Private:
                 self._write_error = error
                 raise
             except KeyboardInterrupt:
-                # The weights may hold part of the step. They change only once its noise is added, so
-                # ε still holds, and the change must not cause a warning.
+                # The weights may hold part of the step. They change only after its noise was added,
+                # so ε still holds, and the change must not cause a warning.
                 self._marks = {}
                 raise
         self.done += 1

@@ -431,8 +431,8 @@ def _check_foreign(
         if not is_random and float(error) > 1e-2 * scale + 1e-12:
             raise UserError(
                 f"{type(algorithm).__name__}.accumulate does not add the sum of what its "
-                f"contributions() returns for '{name}'. It must not add noise, which zdp-bench "
-                "draws itself."
+                f"contributions() returns for '{name}'. It must add no noise: zdp-bench draws it "
+                "itself."
             )
 
 
