@@ -163,7 +163,7 @@ def test_a_part_made_in_the_first_pass_is_asked_for() -> None:
             net.head = nn.Linear(x.shape[1], CLASSES)
         return net.head(x)
 
-    with pytest.raises(UserError, match=r"'head\.\w+' .*first pass"):
+    with pytest.raises(UserError, match=r"'head\.\w+' .*first forward pass"):
         check(Made(build_head, head=None, first=nn.Linear(5, 5)))
 
 

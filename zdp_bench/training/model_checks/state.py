@@ -1,8 +1,9 @@
 """Check what a forward pass stores in a model, and that only steps change weights.
 
-Weights are released with noise. All else in a model is released as it is, so a forward pass must
-not store anything of an example there. The passes of a private step cannot, because they run a
-program or a copy. A model that relies on it would not train as intended, and is refused.
+Weights are released with noise. Everything else in a model is released without it, so a forward
+pass must not store anything that depends on an example there. The passes of a private step cannot,
+because they run a program or a copy. A model that relies on such state would not train as intended,
+so it is rejected.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from zdp_bench.gradients.program import copy_apart
 from zdp_bench.gradients.reference import require_same_output
 from zdp_bench.training.model_checks.layers import advice_on, describe_layer, describe_owner
 
-NUMBERS = (bool, int, float, str)
+SIMPLE_TYPES = (bool, int, float, str)
 
 
 class WrittenError(UserError):
@@ -31,9 +32,13 @@ class WrittenError(UserError):
 
 @dataclass(frozen=True, eq=False)
 class Mark:
-    """The identity, version and memory of a weight at some time.
+    """The identity, version and memory of a weight at one time.
 
-    The memory is kept alive, so that no later tensor can get the same address.
+    Attributes:
+        parameter: the weight.
+        version: autograd's counter of its in-place changes.
+        memory: the weight's values at that time, or later ones in the same memory. It is kept
+            alive, so that no later tensor can get the same address.
     """
 
     parameter: nn.Parameter
@@ -55,7 +60,7 @@ Marks = dict[str, Mark]
 def mark_weights(parameters: Mapping[str, nn.Parameter]) -> Marks:
     """Return marks of the weights that require gradients, for `require_unwritten`.
 
-    No number is read. An in-place change through `.data` is not detected.
+    The values are not read, so this is fast. An in-place change through `.data` is not detected.
     """
     return {
         name: Mark(p, p._version, p.detach()) for name, p in parameters.items() if p.requires_grad
@@ -73,57 +78,58 @@ def require_unwritten(parameters: Mapping[str, nn.Parameter], marks: Marks) -> N
         if now.get(name) != mark:
             raise WrittenError(
                 f"parameter '{name}' was changed by the model or the loss while its gradient was "
-                "computed, and no noise covers that: make sure neither writes weights, and start "
-                "again or resume from an earlier save."
+                "computed, and no noise covers this change: make sure that neither writes weights, "
+                "and start again or resume from an earlier save."
             )
 
 
 def require_nothing_kept(model: nn.Module, inputs: Tensor) -> None:
-    """Reject a model whose forward pass writes weights, stores what depends on the examples, or
-    gives another output when it runs again.
+    """Reject a model whose forward pass writes weights or keeps state that depends on examples.
 
-    It may store what its first pass creates once, such as a mask.
+    It may store what its first pass creates once and for all, such as a mask.
 
     Args:
         model: the model. Copies of it run, so it is not changed.
         inputs: at least two examples.
 
     Raises:
-        UserError: the model does so. The message names the layer.
+        UserError: the forward pass creates or writes a parameter, stores something that depends on
+            the examples or on the number of passes, or returns another output when it runs again.
+            The message names the layer.
     """
-    twin, other = copy_apart(model), copy_apart(model)
+    # Two copies: one sees all examples, twice. The other sees fewer, in reverse order.
+    twin, other_twin = copy_apart(model), copy_apart(model)
     marks = mark_weights(dict(twin.named_parameters()))
-    fewer = map_leaves(lambda leaf: leaf.flip(0)[1:], inputs)
-    after_fewer, _ = _after(other, fewer)
-    after_first, output = _after(twin, inputs)
-    after_second, output_again = _after(twin, inputs)
-    now = mark_weights(dict(twin.named_parameters()))
-    names = {name for name, _ in model.named_parameters()}
-    new = [name for name in now if name not in marks and name not in names]
-    if new:
-        raise UserError(
-            f"parameter '{new[0]}' is made in the first pass, so no optimizer has it: call the "
-            "model once on a batch of the right shape, made up, and make the optimizer after that."
-        )
+    fewer_inputs = map_leaves(lambda leaf: leaf.flip(0)[1:], inputs)
+    state_of_fewer, _ = _run(other_twin, fewer_inputs)
+    first_state, first_output = _run(twin, inputs)
+    second_state, second_output = _run(twin, inputs)
+    new_marks = mark_weights(dict(twin.named_parameters()))
+    old_names = marks.keys() | {name for name, _ in model.named_parameters()}
+    for name in new_marks:
+        if name not in old_names:
+            raise UserError(
+                f"parameter '{name}' is created in the first forward pass, so no optimizer has it: "
+                "call the model once on made-up inputs of the right shape, and then create the "
+                "optimizer."
+            )
     for name, mark in marks.items():
-        if now.get(name) != mark:
+        if new_marks.get(name) != mark:
             raise UserError(
                 f"{describe_owner(model, name)} changes its '{name.rpartition('.')[2]}' in the "
-                "forward pass (max_norm, flatten_parameters?), and no noise covers that: leave "
-                "it out there."
+                "forward pass, as max_norm and flatten_parameters do, and no noise covers this "
+                "change: remove it from the forward pass."
             )
-    kept = _difference(after_fewer, after_first)
-    if kept:
-        raise _kept(model, *kept)
-    changed = _difference(after_first, after_second)
-    if changed:
-        name, key = changed
+    if difference := _find_difference(state_of_fewer, first_state):
+        raise _stored_error(model, *difference)
+    if difference := _find_difference(first_state, second_state):
+        name, key = difference
         raise UserError(
-            f"{describe_layer(model, name)} changes '{key}' in each pass. No noise covers that, "
-            "and how many passes a step takes tells how many examples there were: change it in "
-            "your loop."
+            f"{describe_layer(model, name)} changes '{key}' in each pass. No noise covers this, "
+            "and the number of passes in a step reveals the number of examples: change it in your "
+            "loop instead."
         )
-    require_same_output(output, output_again)
+    require_same_output(first_output, second_output)
 
 
 def require_loss_keeps_nothing(
@@ -131,32 +137,38 @@ def require_loss_keeps_nothing(
     outputs: Tensor,
     targets: Any,
 ) -> None:
-    """Reject a loss whose state changes at each call. Its first call may create state once."""
+    """Reject a loss whose state changes at each call. Its first call may create state once.
+
+    Args:
+        loss: the loss. A copy of it runs, so it is not changed.
+        outputs: outputs of the model [1, ...].
+        targets: their targets, as the loss takes them.
+    """
     twin = copy_apart(loss, tuple(loss.parameters()))
     states = []
     for _ in range(2):
         with torch.no_grad(), suppress(RuntimeError):  # it may need torch.func's types
             twin(outputs, targets)
-        states.append(_held_by(twin))
-    changed = _difference(*states)
-    if changed:
+        states.append(_state_of(twin))
+    if difference := _find_difference(*states):
+        name = ".".join(filter(None, difference))
         raise UserError(
-            f"the loss changes '{'.'.join(filter(None, changed))}' when it is called, so one "
-            "example would affect the next, which clipping cannot bound: compute it from outputs "
-            "and targets only."
+            f"the loss changes '{name}' when it is called, so one example would affect the next, "
+            "which clipping cannot bound: compute the loss from outputs and targets only."
         )
 
 
-def _kept(
+def _stored_error(
     model: nn.Module,
     name: str,
     key: str,
 ) -> UserError:
+    """Return the error for a layer that stores something that depends on the examples."""
     layer = describe_layer(model, name)
-    advice = "return what is kept, or leave it out."
+    advice = "return it instead, or remove it."
     if "Norm" in type(model.get_submodule(name)).__name__:
         advice = (
-            f"{advice_on(model.get_submodule(name))}, or switch it off "
+            f"{advice_on(model.get_submodule(name))}, or switch this off "
             "(track_running_stats=False for torch's norms)."
         )
     return UserError(
@@ -164,49 +176,53 @@ def _kept(
     )
 
 
-Place = tuple[str, str]  # name of a module, and of a value that it holds
+Attribute = tuple[str, str]  # name of a module, and name of one of its values
 
 
 @torch.no_grad()
-def _after(model: nn.Module, inputs: Tensor) -> tuple[dict[Place, Any], Tensor]:
-    """Return a model's state after a forward pass with fixed draws, and the pass's output."""
+def _run(model: nn.Module, inputs: Tensor) -> tuple[dict[Attribute, Any], Tensor]:
+    """Return a model's state after a forward pass with fixed random draws, and the output."""
     set_seed(0)
     output = model(map_leaves(torch.clone, inputs))
-    return _held_by(model), output.clone()
+    return _state_of(model), output.clone()
 
 
-def _held_by(model: nn.Module) -> dict[Place, Any]:
-    """Return the numbers and tensors that modules hold, except for parameters, by place."""
-    return {place: _copy(value) for place, value in _places_of(model)}
+def _state_of(model: nn.Module) -> dict[Attribute, Any]:
+    """Return copies of the numbers and tensors in a model's modules, except for parameters."""
+    return {attribute: _copy(value) for attribute, value in _values_of(model)}
 
 
-def _difference(one: dict[Place, Any], other: dict[Place, Any]) -> Place | None:
-    """Return a place where two states differ, or None."""
-    for place, value in one.items():
-        if place in other and not _same(value, other[place]):
-            return place
+def _find_difference(
+    state: dict[Attribute, Any], other_state: dict[Attribute, Any]
+) -> Attribute | None:
+    """Return an attribute that both states have, with different values, or None."""
+    for attribute, value in state.items():
+        if attribute in other_state and not _is_same(value, other_state[attribute]):
+            return attribute
     return None
 
 
-def _places_of(model: nn.Module) -> Iterator[tuple[Place, Any]]:
+def _values_of(model: nn.Module) -> Iterator[tuple[Attribute, Any]]:
+    """Yield buffers, public attributes and private tensors of all modules."""
     for name, module in model.named_modules():
-        own = vars(module)
-        for key, buffer in own["_buffers"].items():
+        attributes = vars(module)
+        for key, buffer in attributes["_buffers"].items():
             yield (name, key), buffer
-        for key, value in own.items():
+        for key, value in attributes.items():
             if not key.startswith("_") or isinstance(value, Tensor):
                 for path, leaf in _leaves(key, value):
                     yield (name, path), leaf
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the numbers and tensors in a nested value, with names such as "cache[0]['x']"."""
     if isinstance(value, dict):
-        for inner, part in value.items():
-            yield from _leaves(f"{key}[{inner!r}]", part)
+        for inner_key, inner_value in value.items():
+            yield from _leaves(f"{key}[{inner_key!r}]", inner_value)
     elif isinstance(value, list | tuple):
-        for number, part in enumerate(value):
-            yield from _leaves(f"{key}[{number}]", part)
-    elif isinstance(value, (Tensor, *NUMBERS)):
+        for index, inner_value in enumerate(value):
+            yield from _leaves(f"{key}[{index}]", inner_value)
+    elif isinstance(value, (Tensor, *SIMPLE_TYPES)):
         yield key, value
 
 
@@ -214,7 +230,8 @@ def _copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
-    return type(one) is type(other) and one == other
+def _is_same(value: Any, other: Any) -> bool:
+    """Return True if two values are equal. NaN equals NaN."""
+    if isinstance(value, Tensor) and isinstance(other, Tensor):
+        return value.shape == other.shape and torch.equal(value.nan_to_num(), other.nan_to_num())
+    return type(value) is type(other) and value == other
