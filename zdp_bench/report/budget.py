@@ -21,8 +21,8 @@ HOW = (
     "Seeded noise protects against those who cannot compute it, secure noise against everyone."
 )
 TOGETHER = (
-    "{names}: runs with other options, or on other data sets that share files, are in one line. "
-    "Runs without a list of files are assumed to share data with every run of that name."
+    "{names}: runs whose data share files count together, whatever their options. A run without a "
+    "list of its files counts with every run on a data set of that name."
 )
 COUNTED = "Counted: the {count} runs in {results}. Runs in other folders are not included."
 MIXED = (

@@ -72,7 +72,7 @@ def source_of(folder: Path) -> Path:
 
 
 def wrong(folder: Path) -> dict[str, str]:
-    return {check.what: check.found for check in verify(folder) if check.state == "wrong"}
+    return {check.what: check.found for check in verify(folder) if check.state == "failed"}
 
 
 def head_of(folder: Path) -> dict[str, Any]:

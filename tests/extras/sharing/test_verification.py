@@ -46,16 +46,16 @@ def test_an_export_passes_and_says_what_was_not_checked(
 ) -> None:
     code, out, _ = command(capsys, "verify", str(either), "--format", "json")
     checks = json.loads(out)
-    right = {check["what"] for check in checks if check["state"] == "right"}
+    passed = {check["what"] for check in checks if check["state"] == "passed"}
     assert code == 0, out
     checked = ("epsilon_tight", "epsilon_of", "z", "steps", "ledger")
-    assert {f"privacy.{key}" for key in checked} <= right
-    assert "weights are those that were exported" in right
+    assert {f"privacy.{key}" for key in checked} <= passed
+    assert "weights are those that were exported" in passed
     unchecked = "fixed_state" if either.name == "loop" else "the training data"
     assert any(unchecked in c["what"] for c in checks if c["state"] == "not checked")
     edit_source(either, lambda body: body["privacy"].update(epsilon_tight=0.1))
     code, out, _ = command(capsys, "verify", str(either), "--format", "md")
-    assert (code, "| privacy.epsilon_tight | wrong | says 0.1, computed " in out) == (1, True)
+    assert (code, "| privacy.epsilon_tight | failed | says 0.1, computed " in out) == (1, True)
     edit_source(either, lambda body: body["privacy"].pop("epsilon_tight"))
     with pytest.raises(UserError, match=r"\.json: .* privacy\.epsilon_tight"):
         verify(either)
@@ -111,7 +111,7 @@ def test_no_value_on_privacy_is_right_because_it_says_so(either: Path) -> None:
         for key in keys:
             about = [check for check in said if check.what in (f"privacy.{key}", "privacy")]
             assert about, key
-            assert all(check.state != "right" for check in about), key
+            assert all(check.state != "passed" for check in about), key
         path.write_text(before)
 
 
@@ -131,7 +131,7 @@ def test_the_ledger_says_where_randomness_came_from(
     private.export(tmp_path / "own")
     forged = {"randomness": stated, "randomness_from": source}
     said = forge(tmp_path / "own", lambda body: body["privacy"].update(forged))
-    assert any(check.state == "wrong" for check in said)
+    assert any(check.state == "failed" for check in said)
 
 
 def test_steps_that_were_left_out_of_the_ledger_lower_no_epsilon(either: Path) -> None:

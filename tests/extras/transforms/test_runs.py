@@ -180,7 +180,7 @@ def test_what_is_exported_takes_raw_examples(tmp_path: Path) -> None:
     assert record["data"]["example"]["input_shape"] == [*load_data(config).input_shape]
     assert tuple(record["data"]["example"]["input_shape"]) == describe_data(config).input_shape
     export(tmp_path, "quickstart", tmp_path / "model")
-    assert not [check for check in verify(tmp_path / "model") if check.state == "wrong"]
+    assert not [check for check in verify(tmp_path / "model") if check.state == "failed"]
     raw = build_dataset(config).load(config.data_root).test
     inputs, targets = raw.batch(torch.arange(len(raw)))
     np.save(tmp_path / "raw.npy", inputs.numpy())

@@ -39,7 +39,7 @@ from zdp_bench.training.checkpoint import state_digest
 from zdp_bench.training.run import epsilon_of, privacy_report, released_report
 from zdp_bench.training.setup import ModelSetup
 
-State = Literal["right", "wrong", "not checked"]
+State = Literal["passed", "failed", "not checked"]
 TOLERANCE = 1e-6  # relative, because rounding of ε differs between machines
 # Keys of your own loop's section on privacy that no other file in the folder determines.
 ONLY_IN_REPORT = {
@@ -124,7 +124,7 @@ def _check_privacy(folder: Path, source: Source) -> list[Check]:
             else:
                 checks += _check_run(folder, source, setup)
     except LedgerError as error:
-        checks.append(Check(files.LEDGER, "wrong", str(error)))
+        checks.append(Check(files.LEDGER, "failed", str(error)))
         checks.append(Check("privacy", "not checked", "it depends on the ledger"))
     return checks
 
@@ -133,7 +133,7 @@ def _check_sums(folder: Path) -> Iterator[Check]:
     """Check the digests of all files, and list files without one."""
     sums = files.read_sums(folder)
     if not sums:
-        yield Check(files.SUMS, "wrong", "is missing or empty")
+        yield Check(files.SUMS, "failed", "is missing or empty")
     for name, expected in sums.items():
         yield _check(f"SHA-256 of {name}", files.find_mismatch(folder / name, expected))
     for path in sorted(folder.iterdir()):
@@ -147,7 +147,7 @@ def _check_weights(folder: Path, source: Source) -> Check:
     try:
         digest = state_digest(files.read_weights(folder / files.WEIGHTS))
     except UserError as error:
-        return Check(what, "wrong", str(error))
+        return Check(what, "failed", str(error))
     return _compare(what, digest, source["measured"]["weights"]["digest"])
 
 
@@ -285,14 +285,14 @@ def _check_texts(folder: Path, source: Source) -> Iterator[Check]:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # A report of unknown origin may have any values at keys whose form is not checked.
         reason = f"cannot be made from the report: {first_line(error)}"
-        yield Check("texts of recipe and card", "wrong", reason)
+        yield Check("texts of recipe and card", "failed", reason)
         return
     for name, text in texts.items():
         what = f"text of {name}"
         try:
             is_same = read_text(folder / name) == text
         except UserError as error:
-            yield Check(what, "wrong", str(error))
+            yield Check(what, "failed", str(error))
             continue
         if version != __version__:
             yield Check(what, "not checked", f"zdp-bench {version} wrote it")
@@ -344,5 +344,5 @@ def _is_equal(a: Any, b: Any) -> bool:
 
 
 def _check(what: str, fault: str) -> Check:
-    """Return a check that is wrong if a fault is given, right if it is empty."""
-    return Check(what, "wrong" if fault else "right", fault[:500])
+    """Return a check that failed if a fault is given, and passed if it is empty."""
+    return Check(what, "failed" if fault else "passed", fault[:500])

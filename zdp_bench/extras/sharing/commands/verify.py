@@ -30,11 +30,11 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.report.sheet import Sheet
 
     checks = verify(options.folder)
-    wrong = sum(check.state == "wrong" for check in checks)
-    right = sum(check.state == "right" for check in checks)
+    failed = sum(check.state == "failed" for check in checks)
+    passed = sum(check.state == "passed" for check in checks)
     rows = [[check.what, check.state, check.found] for check in checks]
-    title = f"{options.folder}: {right} checks passed, {wrong} failed"
+    title = f"{options.folder}: {passed} checks passed, {failed} failed"
     numbers = [dataclasses.asdict(check) for check in checks]
     sheet = Sheet(title, ("check", "state", "why"), rows, numbers=numbers)
     print_sheet(sheet, options.format)
-    return int(wrong > 0)
+    return int(failed > 0)
