@@ -70,7 +70,7 @@ def test_no_claimed_recipe_depends_on_a_default_of_the_configuration(
 def test_a_record_of_a_data_set_with_other_options_fills_nothing(tmp_path: Path) -> None:
     for seed, dataset in enumerate(({"name": "fashion_mnist", "old": 1}, {"name": "gone"})):
         save(tmp_path, record("mnist", seed, config={"dataset": dataset}))
-    assert not [filling for filling in claims.fillings(TABLE, tmp_path) if filling.on]
+    assert not [filling for filling in claims.fillings(TABLE, tmp_path) if filling.substitute]
 
 
 def test_other_data_is_found_by_the_digest_of_the_recipe_with_it(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_other_data_is_found_by_the_digest_of_the_recipe_with_it(tmp_path: Path)
     for seed, config in enumerate((moved, more)):
         used = {"dataset": config.resolved["dataset"]}
         save(tmp_path, record("mnist", seed, experiment=experiment_digest(config), config=used))
-    on = [filling for filling in claims.fillings(TABLE, tmp_path) if filling.on]
-    assert [(filling.recipe, filling.on, filling.digest) for filling in on] == [
+    on = [filling for filling in claims.fillings(TABLE, tmp_path) if filling.substitute]
+    assert [(filling.recipe, filling.substitute, filling.digest) for filling in on] == [
         ("mnist", "fashion_mnist", experiment_digest(moved))
     ]
 
@@ -135,4 +135,4 @@ def test_the_folds_of_a_recipe_are_not_other_data_to_each_other() -> None:
         if "ecg_people" in f.recipe
     ]
     assert len(folds) == 20
-    assert not any(filling.on for filling in folds)
+    assert not any(filling.substitute for filling in folds)

@@ -176,7 +176,7 @@ def test_a_measured_table_is_not_built_from_records(tmp_path: Path) -> None:
 
 
 def test_other_data_and_variants_stand_below_the_papers_settings(tmp_path: Path) -> None:
-    moved = filling("mnist", digest="s" * 64, on="fashion_mnist")
+    moved = filling("mnist", digest="s" * 64, substitute="fashion_mnist")
     other = own("mnist", 2, 0.8, experiment="s" * 64)
     other["data"] |= {"name": "fashion_mnist"}
     save(tmp_path, other, own("phasemnist_tuned", 1, 0.9))

@@ -128,7 +128,7 @@ class SequenceSlices(Dataset):
     ) -> Splits:
         """Transform the slices of each part's patients to k-space.
 
-        `groups` of the examples has the number of the patient of each.
+        `groups` of the examples contains the number of each example's patient.
 
         Args:
             parts: the patients of each part.
@@ -157,8 +157,11 @@ class SequenceSlices(Dataset):
         )
         kind = f"sequences-{nifti.READING}"
         shape = (len(groups), 1, self.size, self.size)
-        blocks = (transform_slices(read(path)[:, :, used], self.size) for path, used in patients)
-        kspace = torch.from_numpy(load_or_make(kind, arrays_digest, shape, np.complex64, blocks))
+        blocks = (
+            transform_slices(read(path)[:, :, slices], self.size) for path, slices in patients
+        )
+        array = load_or_make(kind, arrays_digest, shape, np.complex64, blocks)
+        kspace = torch.from_numpy(array)
         examples = {}
         for part, rows in rows_of_parts.items():
             examples[part] = Examples(kspace[rows], labels[rows], groups[rows])
@@ -292,8 +295,8 @@ def map_to_contrasts(volume: np.ndarray, random: np.random.Generator) -> np.ndar
     The module's docstring gives the formulas. Values lie between 0 and about 2.
     """
     low, high = np.percentile(volume, (1, 99))
-    width = max(high - low, np.finfo(np.float32).tiny)
-    tissue = ((volume - low) / width).clip(0, 1)
+    value_range = max(high - low, np.finfo(np.float32).tiny)
+    tissue = ((volume - low) / value_range).clip(0, 1)
     border = np.sqrt(sum(slope**2 for slope in np.gradient(tissue)))
     gammas = 1 + random.uniform(-GAMMA_SPREAD, GAMMA_SPREAD, len(SEQUENCES))
     gamma_flair, gamma_t1w, gamma_t1gd, gamma_t2w = gammas
@@ -315,9 +318,8 @@ def scan(contrast: np.ndarray, random: np.random.Generator) -> np.ndarray:
     x, y, z = np.meshgrid(*axes, indexing="ij", sparse=True)
     terms = (x, y, z, x * y, y * z, x * z)
     coefficients = random.uniform(-MAX_COEFFICIENT, MAX_COEFFICIENT, len(terms))
-    exponent = sum(
-        coefficient * term for coefficient, term in zip(coefficients, terms, strict=True)
-    )
+    pairs = zip(coefficients, terms, strict=True)
+    exponent = sum(coefficient * term for coefficient, term in pairs)
     real_noise, imag_noise = random.normal(0, NOISE, (2, *contrast.shape))
     return np.hypot(contrast * np.exp(exponent) + real_noise, imag_noise)
 

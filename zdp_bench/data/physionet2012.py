@@ -159,8 +159,8 @@ class Physionet2012(Dataset):
     def load(self, root: Path) -> Splits:
         """Load the records.
 
-        No checksums are published. So the data are 'official' if they have the published numbers
-        of patients and deaths.
+        They are 'official' if they have the published numbers of patients and deaths, because no
+        checksums are published.
         """
         home = root / FOLDER
         sets = {name: list_patients(home, name) for name in SETS}
@@ -178,7 +178,7 @@ class Physionet2012(Dataset):
         test = take(all_examples, np.arange(len(is_validation), len(patients)))
         deaths = {name: sum(patient.died for patient in sets[name]) for name in SETS}
         counts = {name: len(sets[name]) for name in SETS}
-        is_whole = deaths == NUM_DEATHS and counts == dict.fromkeys(SETS, NUM_PATIENTS)
+        is_complete = deaths == NUM_DEATHS and counts == dict.fromkeys(SETS, NUM_PATIENTS)
         outcomes = ":".join(sha256(home / f"Outcomes-{name}.txt") for name in SETS)
         options = (self.validation_share, self.split_seed, self.norm)
         return Splits(
@@ -186,7 +186,7 @@ class Physionet2012(Dataset):
             test,
             input_shape=(NUM_FEATURES,),
             outputs=1,
-            provenance="official" if is_whole else "derived",
+            provenance="official" if is_complete else "derived",
             digest=digest(f"{features}:{outcomes}:{options!r}"),
             notes=f"one record per patient: {len(train):,} patients to train, {len(validation):,} "
             f"to validate (public), {len(test):,} to test; {deaths['a']:,} of set-a and "

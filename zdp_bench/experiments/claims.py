@@ -302,7 +302,7 @@ def on_other_data(
                 others.append(dataset)
         if others:
             for digest, label in _call_cached(digests_on, others, job.composed).items():
-                other_fillings.append(dataclasses.replace(filling, digest=digest, on=label))
+                other_fillings.append(dataclasses.replace(filling, digest=digest, substitute=label))
     return other_fillings
 
 

@@ -24,6 +24,11 @@ class CNN(nn.Module):
     """3×3 convolutions with padding, each followed by an activation and 2×2 average pooling.
 
     Shapes: [B, C, H, W] -> [B, outputs]; complex weights return |z|.
+
+    Args:
+        widths: number of channels of each convolution.
+        activation: registered name of the activation.
+        dtype: data type of the weights, complex64 or float32.
     """
 
     def __init__(
@@ -87,6 +92,10 @@ class ConvLinear(nn.Module):
     """A 3×3 convolution without padding, followed by a linear layer.
 
     Shapes: [B, C, H, W] -> [B, outputs]; complex weights return |z|.
+
+    Args:
+        channels: number of channels of the convolution.
+        dtype: data type of the weights, complex64 or float32.
     """
 
     def __init__(

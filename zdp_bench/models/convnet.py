@@ -29,7 +29,7 @@ class ConvNet(nn.Module):
 
     Args:
         stages: widths of the convolutions in each stage, which ends in a 2×2 max-pooling.
-        kernel, padding: kernel size and padding of every convolution.
+        kernel, padding: kernel size and padding of each convolution.
         hidden: widths of the fully connected layers, except the last.
         linear: kind of the fully connected layers.
         activation: registered name of the activation.

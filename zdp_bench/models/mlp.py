@@ -18,6 +18,12 @@ class MLP(nn.Module):
     """Linear layers with activations between them.
 
     Shapes: [B, *input_shape] -> [B, outputs]. With complex weights, the logits are |z|.
+
+    Args:
+        widths: number of inputs, the width of each hidden layer, and the number of outputs.
+        dtype: data type of the weights, complex64 or float32.
+        activation: registered name of the activation.
+        init: initialisation of the layers; see `initialise`.
     """
 
     def __init__(

@@ -32,9 +32,16 @@ UNTRAINED = "untrained"  # random weights, to try a recipe without a download
 
 
 class ResidualBlock(nn.Module):
-    """Two 3×3 convolutions and a skip connection.
+    """Two 3×3 convolutions with GroupNorm, and a skip connection.
 
     If the map shrinks, the skip connection is subsampled and padded with zero channels.
+
+    Shapes: [B, in_channels, H, W] -> [B, out_channels, ⌈H/stride⌉, ⌈W/stride⌉].
+
+    Args:
+        in_channels, out_channels: number of channels of the input and of the output.
+        stride: stride of the first convolution.
+        groups: number of groups of each GroupNorm.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """A line of a paper's table: one of its numbers, and the result of our runs of one variant.
 
-A job of a recipe (`Filling`) has runs, and the jobs of one variant make one number (`Line`). The
-first line of a row has the paper's own settings, whether run or not; a line with a variant is ours.
-`papers/PAPER/paper.yaml` says which data is the paper's and what a row lacks (`Rules`).
+A job of a recipe fills a row (`Filling`), and the jobs of one variant yield one number (`Line`).
+The first line of a row has the paper's own settings, even if it was not run. Lines with a variant
+are ours. `papers/PAPER/paper.yaml` states which data is the paper's and what a row lacks (`Rules`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zdp_bench.report.number_format import interval
 from zdp_bench.report.papers import Axes, Reference
 from zdp_bench.tasks.metric import Metric, describe
 
-PUBLISHED = ("as published", "reproduced", "close", "different")  # curves have the first only
+PUBLISHED = ("as published", "reproduced", "close", "different")  # of a curve: only the first
 OTHER = ("other settings", "other data", "reduced")
 FAILED = ("did not learn",)
 EMPTY = ("no data", "not run")
@@ -43,11 +43,11 @@ class Rules:
 
     Attributes:
         table: N of PAPER/N.
-        published: By data set, or 'recipe=NAME': the prefix that 'PROVENANCE, NOTES' of a record
-            must have to be on the paper's data.
-        differs: By data set or variant: what differs from the paper, in a few words.
-        reduced: Patterns of variants that train less, or a smaller network, than the paper does.
-        lacks: By pattern of 'N/ROW': what is missing to run it. The first match is used.
+        published: for each data set, or 'recipe=NAME', a prefix of 'PROVENANCE, NOTES'. A record
+            whose data has this prefix is on the paper's data.
+        differs: for each data set or variant, what differs from the paper, in a few words.
+        reduced: patterns of variants with less training, or a smaller network, than in the paper.
+        lacks: for each pattern of 'N/ROW', what is missing to run the row. The first match is used.
     """
 
     table: str
@@ -57,9 +57,11 @@ class Rules:
     lacks: Mapping[str, str] = field(default_factory=dict)
 
     def is_published(self, recipe: str, data: Data) -> bool:
-        """Return True if a record's data is what the paper used."""
-        wanted = self.published.get(f"recipe={recipe}", self.published.get(data.name))
-        return wanted is not None and f"{data.provenance}, {data.notes}".startswith(wanted)
+        """Return True if a record's data is the data that the paper used."""
+        prefix = self.published.get(f"recipe={recipe}", self.published.get(data.name))
+        if prefix is None:
+            return False
+        return f"{data.provenance}, {data.notes}".startswith(prefix)
 
     def lacking(self, row: str) -> str:
         """Return what is missing to run a row; empty if nothing is."""
@@ -81,10 +83,14 @@ class Filling:
     """A job of a recipe that fills a row, as the recipe is now.
 
     Attributes:
-        overrides: Overrides of the job, without `recipe=`.
-        digest: Experiment digest of its runs.
-        on: A substitute data set, 'NAME, OPTION=VALUE, ...'; None if it is the recipe's own.
-        seconds: Time of a run, estimated from the quickest similar record; None if there is none.
+        recipe: name of the recipe.
+        overrides: overrides of the job, without `recipe=`.
+        row: the row that it fills.
+        variant: what differs from the paper; None for the paper's settings.
+        digest: experiment digest of its runs.
+        substitute: the data set that replaces the recipe's own, as 'NAME, OPTION=VALUE, ...'; None
+            if there is none.
+        seconds: time of a run, estimated from the fastest similar record; None if there is none.
     """
 
     recipe: str
@@ -92,15 +98,15 @@ class Filling:
     row: str
     variant: str | None
     digest: str
-    on: str | None = None
+    substitute: str | None = None
     seconds: float | None = field(default=None, compare=False)
 
     def runs_of(self, all_records: Iterable[Record]) -> list[Record]:
-        """Return the runs that fill the row, by seed; only those on official data if there are any.
+        """Return the runs that fill the row, sorted by seed.
 
-        These are the runs with this experiment digest, whatever their recipe. The digest covers
-        everything that a run computes except its seed, so runs made before the recipe changed do
-        not count.
+        They are the runs with this experiment digest, whatever their recipe. The digest covers
+        everything that a run computes except its seed, so runs from before a change of the recipe
+        do not count. If some of them used official data, the others do not count either.
         """
         runs = deduplicate(
             run
@@ -111,17 +117,17 @@ class Filling:
 
     @property
     def command(self) -> str:
-        """The command that makes these runs."""
+        """The command that starts these runs."""
         words = ["zdp-bench run", f"recipe={self.recipe}", *self.overrides]
-        if self.on:
-            name, *options = re.split(r", (?=\w+=)", self.on)
+        if self.substitute:
+            name, *options = re.split(r", (?=\w+=)", self.substitute)
             words.append(shlex.quote(f"dataset={name}"))
             words += [shlex.quote(f"dataset.{option}") for option in options]
         return " ".join(words)
 
 
 def deduplicate(runs: Iterable[Record]) -> list[Record]:
-    """Return runs sorted by seed; a run that two recipes share counts once."""
+    """Return runs sorted by seed, each once, even if two recipes share it."""
     by_digest: dict[str, Record] = {}
     for run in sorted(runs, key=lambda run: (run.seed, run.recipe, run.run)):
         by_digest.setdefault(run.run, run)
@@ -130,11 +136,11 @@ def deduplicate(runs: Iterable[Record]) -> list[Record]:
 
 @dataclass(frozen=True)
 class Spent:
-    """The ε of a run, or of its first epochs, and the numbers it follows from.
+    """The ε of a run, or of its first epochs, and the numbers that it follows from.
 
     Attributes:
-        unit: Kind of owner, such as patient.
-        epsilon_patient: Tight ε of one owner; None if the record does not state it.
+        unit: kind of owner, such as patient.
+        epsilon_patient: tight ε of one owner; None if the record does not state it.
     """
 
     epsilon_claimed: float
@@ -170,7 +176,7 @@ class Spent:
 
     @property
     def tight(self) -> str:
-        """'3.4', or '3.4 (image 7.27)' where a unit owns several examples."""
+        """The tight ε as text: '3.4', or '3.4 (image 7.27)' if a unit owns several examples."""
         tight = interval(self.epsilon_tight_at_least, self.epsilon_tight)
         owner = interval(self.epsilon_patient_at_least, self.epsilon_patient)
         return tight if owner in ("", tight) else f"{tight} ({self.unit} {owner})"
@@ -178,25 +184,26 @@ class Spent:
 
 @dataclass(frozen=True)
 class Line:
-    """A number of the paper, or a point of its curve, and the runs of one variant beside it.
+    """A number of the paper, or a point of its curve, and the runs of one variant.
 
     Attributes:
-        number: The paper's number; its value is empty if the text states none.
-        jobs: Each job with its runs; several jobs are the folds of one number, or a curve.
-        variant: What differs from the paper, as the recipe names it; None for the paper's settings.
-        on: A substitute data set, as in `Filling`.
-        axes: Axes of a figure, whose lines are points of curves; None for a table.
-        x: The point's x.
-        claims: The ε that the paper prints here, and a second one by Rényi accounting.
-        values: The metric of each seed, or the mean of each fold, in the paper's unit.
-        spent: The ε of the runs, the largest if there are several jobs; None without a run.
+        number: the paper's number. Its value is empty if the text states none.
+        jobs: the jobs with their runs. Several jobs are the folds of one number, or a curve.
+        rules: rules of the table.
+        variant: what differs from the paper, as the recipe names it; None for the paper's settings.
+        substitute: substitute data set, as in `Filling`.
+        axes: axes of a figure, whose lines are points of curves; None for a table.
+        x: x of the point.
+        claims: the ε that the paper prints here, and another one by Rényi accounting.
+        values: metric of each seed, or mean of each fold, in the paper's unit.
+        spent: ε of the runs, the largest if there are several jobs; None without a run.
     """
 
     number: Reference
     jobs: tuple[tuple[Filling, tuple[Record, ...]], ...]
     rules: Rules
     variant: str | None = None
-    on: str | None = None
+    substitute: str | None = None
     axes: Axes | None = None
     x: str = ""
     claims: tuple[str, str] = ("", "")
@@ -211,18 +218,18 @@ class Line:
     @property
     def is_papers(self) -> bool:
         """True if the line has the paper's settings and the recipe's own data."""
-        return not self.variant and not self.on
+        return not self.variant and not self.substitute
 
     @property
     def over_folds(self) -> bool:
-        """True if each value is the mean of a fold. Folds differ by more than seeds do."""
+        """True if each value is the mean of a fold. Folds differ more than seeds do."""
         jobs_with_runs = [runs for _, runs in self.jobs if runs]
         return self.axes is None and len(jobs_with_runs) > 1
 
     @property
     def on_paper_data(self) -> bool:
         """True if every run used the paper's data."""
-        if self.on:
+        if self.substitute:
             return False
         for job, runs in self.jobs:
             if not all(self.rules.is_published(job.recipe, run.data) for run in runs):
@@ -276,7 +283,7 @@ class Line:
 
     @property
     def command(self) -> str:
-        """The command that makes its runs; empty if there is no recipe."""
+        """The command that starts its runs; empty if there is no recipe."""
         if not self.jobs:
             return ""
         fillings = [filling for filling, _ in self.jobs]
@@ -291,13 +298,14 @@ class Line:
 
 
 def did_not_learn(run: Record) -> bool:
-    """Return True if a record warns of it, or its headline is at most a point above guessing."""
-    metric = describe(run.headline.name)
-    guess = guess_of(run, metric)
+    """Return True if a record has a warning, or its headline is at most a point above guessing."""
     if run.warning:
         return True
+    metric = describe(run.headline.name)
+    guess = guess_of(run, metric)
     if guess is None:
         return False
+    # With `not … >`, a NaN counts as nothing learnt.
     return not metric.gain(run.headline.value, guess) > point_of(metric, guess)
 
 
@@ -316,14 +324,20 @@ def guess_of(run: Record, metric: Metric) -> float | None:
 
 
 def point_of(metric: Metric, number: float) -> float:
-    """Return the size of a point: 0.01 of a metric between 0 and 1, else 2 % of the number."""
+    """Return the size of a point: 0.01 for a metric between 0 and 1, else 2 % of the number."""
     return 0.01 if metric.is_fraction else 0.02 * abs(number)
 
 
 def judge(number: Reference, values: Sequence[float], over_folds: bool = False) -> str:
-    """Return 'reproduced', 'close' or 'different' (`RULE`).
+    """Return 'reproduced', 'close' or 'different' by `RULE`.
 
-    'different' also if our metric is NaN, or the paper prints no number.
+    The result is 'different' if our metric is NaN, or if the paper prints no number.
+
+    Args:
+        number: the paper's number.
+        values: our values, in the paper's unit.
+        over_folds: whether the values are means of folds, whose spread is then ignored. Default:
+            False.
     """
     if number.number is None or math.isnan(mean(values)):
         return "different"
@@ -333,7 +347,7 @@ def judge(number: Reference, values: Sequence[float], over_folds: bool = False) 
     spread = 0.0
     if len(values) >= 3 and not over_folds:
         spread = 2 * stdev(values)
-    difference = abs(mean(values) - number.number) - 1e-9
+    difference = abs(mean(values) - number.number) - 1e-9  # so that rounding is no difference
     if difference <= max(point, spread):
         return "reproduced"
     return "close" if difference <= 2 * point else "different"
@@ -346,9 +360,17 @@ def make_lines(
     rules: Rules,
     axes: Axes | None = None,
 ) -> list[Line]:
-    """Return the lines of each number in the paper's order: first its own settings, then variants.
+    """Return the lines of a table in the order of the paper.
 
-    The numbers 'METRIC at X' are points of the curve METRIC.
+    The lines of a number are its own settings, then variants. Numbers 'METRIC at X' are points of
+    the curve METRIC.
+
+    Args:
+        numbers: the paper's numbers.
+        fillings: the jobs that fill its rows.
+        all_records: all records.
+        rules: rules of the table.
+        axes: axes of a figure. Default: None, for a table.
     """
     printed: Printed = {}
     for number in numbers:
@@ -363,8 +385,10 @@ def make_lines(
     lines: list[Line] = []
     for number in sorted(heads, key=lambda head: rows.index(head.row)):
         jobs_of_row = [(filling, runs) for filling, runs in jobs if filling.row == number.row]
-        for (variant, on), jobs_of_line in sorted(_by_variant(jobs_of_row).items()):
-            line = Line(number, tuple(jobs_of_line), rules, variant or None, on or None, axes)
+        for (variant, substitute), jobs_of_line in sorted(_by_variant(jobs_of_row).items()):
+            line = Line(
+                number, tuple(jobs_of_line), rules, variant or None, substitute or None, axes
+            )
             if line.runs or line.is_papers:
                 lines += _points(line, printed)
     return lines
@@ -375,16 +399,21 @@ JobRuns = tuple[Filling, tuple[Record, ...]]
 
 
 def _by_variant(jobs: Iterable[JobRuns]) -> dict[tuple[str, str], list[JobRuns]]:
-    """Group the jobs of a row by variant and data set; the paper's own settings come first."""
+    """Group the jobs of a row by variant and substitute. The paper's own settings come first."""
     groups: dict[tuple[str, str], list[JobRuns]] = {("", ""): []}
     for filling, runs in jobs:
-        key = filling.variant or "", filling.on or ""
+        key = filling.variant or "", filling.substitute or ""
         groups.setdefault(key, []).append((filling, runs))
     return groups
 
 
 def _points(line: Line, printed: Printed) -> list[Line]:
-    """Return a line with its values or, for a curve, a line for each x of our runs or the text."""
+    """Return a line with its values or, for a curve, a line for each x of our runs or the text.
+
+    Args:
+        line: the line, without values.
+        printed: the paper's numbers.
+    """
     row, metric = line.number.row, line.number.column
     scale = 100.0 if line.number.unit == "%" else 1.0
     measured = _measure_curve(line, printed) if line.axes else {"": _measure_line(line)}
@@ -425,14 +454,14 @@ def _measure_line(line: Line) -> Measured:
 
 
 def _measure_curve(line: Line, printed: Printed) -> dict[str, Measured]:
-    """Return the runs' metrics by x, including each x that only the text states."""
+    """Return the metrics of the runs by x, including any x that only the text states."""
     assert line.axes is not None
     measured: dict[str, Measured] = {}
     for run in line.runs:
-        for place, value, spent in _measure(run, line.number.column, line.axes.x):
-            values_there, spent_there = measured.setdefault(f"{place:g}", ([], []))
-            values_there.append(value)
-            spent_there.append(spent)
+        for x_value, value, spent in _measure(run, line.number.column, line.axes.x):
+            values_at_x, spent_at_x = measured.setdefault(f"{x_value:g}", ([], []))
+            values_at_x.append(value)
+            spent_at_x.append(spent)
     if line.is_papers:
         for row, _, x in printed:
             if row == line.number.row and x:
@@ -440,12 +469,12 @@ def _measure_curve(line: Line, printed: Printed) -> dict[str, Measured]:
     return measured
 
 
-def _measure(run: Record, metric: str, x: str) -> Iterator[tuple[float, float, Spent]]:
-    """Yield x, metric and ε of a run, or of each of its epochs."""
-    if x != "epoch":
-        settings = [run.get(path) for path in x.split(" or ")]
-        place = next(setting for setting in settings if setting is not None)
-        yield float(place), run.metrics[metric], Spent.of(run.privacy)
+def _measure(run: Record, metric: str, axis: str) -> Iterator[tuple[float, float, Spent]]:
+    """Yield x, metric and ε of a run or, if x is the epoch, of each of its epochs."""
+    if axis != "epoch":
+        settings = [run.get(path) for path in axis.split(" or ")]
+        x = next(setting for setting in settings if setting is not None)
+        yield float(x), run.metrics[metric], Spent.of(run.privacy)
     elif run.has_each_epoch:
         for epoch in run.epochs:
             if epoch.number is not None:
@@ -453,8 +482,8 @@ def _measure(run: Record, metric: str, x: str) -> Iterator[tuple[float, float, S
 
 
 def _claimed(privacy: Privacy, step: int, epoch: int) -> float:
-    """Return the claimed ε of a run if it had ended here, by its own accountant."""
-    # Imported here: printing a table needs neither dp-accounting nor torch.
+    """Return the ε that a run's accountant would claim if the run had ended at this step."""
+    # Imported here, because printing a table needs neither dp-accounting nor torch.
     from zdp_bench.privacy.accountants import Claim, claimed_epsilon
     from zdp_bench.privacy.memory import call_cached
 

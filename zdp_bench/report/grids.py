@@ -157,7 +157,7 @@ def _group_runs(
     """Group runs by row and variant, then by target ε."""
     rows: dict[tuple[str, str | None], RunsByTarget] = {}
     for filling in fillings:
-        if filling.on:  # another data set, in place of the recipe's
+        if filling.substitute:  # another data set, in place of the recipe's
             continue
         for run in filling.runs_of(all_records):
             # All private recipes of these tables set a target ε, so a run without one is not

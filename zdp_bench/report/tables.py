@@ -1,7 +1,7 @@
-"""Builds a table of a paper's table or figure: each line has a number of the paper and our runs.
+"""Build the table of a paper's table or figure, with our runs beside each number of the paper.
 
 In a figure, each line is a point of a curve. Only numbers that the paper's text states are compared
-with ours; none is read off a plot.
+with ours, because reading numbers off a plot is inexact.
 """
 
 from __future__ import annotations
@@ -23,11 +23,18 @@ from zdp_bench.report.sheet import Sheet
 from zdp_bench.tasks.metric import describe
 
 ZERO_FILLED = "zero_filled_"  # prefix of metrics of the zero-filled images, before reconstruction
-MAX_POINTS = 12  # of a curve on a page; the CSV holds all
-# Fields of a record's privacy section that the CSV of a table holds.
+MAX_POINTS = 12  # points of a curve on a page; the CSV contains all
+# Fields of a record's privacy section that the CSV of a table contains.
 SPENT = (
-    *("epsilon_claimed", "claimed_by", "epsilon_tight", "epsilon_tight_at_least"),
-    *("epsilon_patient", "examples_per_patient", "delta", "z", "steps"),
+    "epsilon_claimed",
+    "claimed_by",
+    "epsilon_tight",
+    "epsilon_tight_at_least",
+    "epsilon_patient",
+    "examples_per_patient",
+    "delta",
+    "z",
+    "steps",
 )
 IMPORTANT = ("row", "paper", "ours", "ε printed", "ε tight", "status", "Δ", "what differs")
 READING = (
@@ -44,52 +51,61 @@ INTERVAL = (
 
 
 def build(table: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
-    """Lay out a table or figure in the paper's order, from `experiments.claims.fillings`."""
+    """Return a table or figure, in the order of the paper.
+
+    Args:
+        table: the table, PAPER/N, or figure, PAPER/figN.
+        results: results folder.
+        fillings: the jobs of recipes that fill its rows (`experiments.claims.fillings`).
+
+    Raises:
+        UserError: there is no such table, or no recipe fills it.
+    """
     numbers = papers.reference(table)
     papers.require_recipes(table)
     axes = papers.axes(table) if papers.is_figure(table) else None
     all_records = records.read_all(results)
     lines = cells.make_lines(numbers, fillings, all_records, cells.rules_of(table), axes)
-    behind = [_numbers(line) for line in lines]
-    shown = [_show(line) for line in _thin_out(lines)]
+    csv_rows = [_numbers(line) for line in lines]
+    page_rows = [_show(line) for line in _thin_out(lines)]
     if axes:
-        _show_commands_once(shown)
+        _show_commands_once(page_rows)
         title = f"{numbers[0].paper}, Figure {table.partition('/fig')[2]}"
-        head = coverage.sentence([behind], "curve")
+        counts = coverage.sentence([csv_rows], "curve")
     else:
         title = f"{numbers[0].paper}, Table {numbers[0].table}"
-        head = coverage.sentence([behind], "number")
+        counts = coverage.sentence([csv_rows], "number")
     return Sheet(
         title,
-        list(shown[0]),
-        [list(row.values()) for row in shown],
-        _notes(table, lines, results),
-        f"{head}\n\n{origin(table)}",
-        behind,
+        columns=list(page_rows[0]),
+        rows=[list(row.values()) for row in page_rows],
+        notes=_notes(table, lines, results),
+        origin=f"{counts}\n\n{origin(table)}",
+        numbers=csv_rows,
         important=IMPORTANT,
     )
 
 
 def _show_commands_once(shown: Sequence[dict[str, str]]) -> None:
-    """Remove a curve's command from all its points but the first."""
+    """Remove the command from all points of a curve except the first."""
     for above, below in pairwise(shown):
         if all(above[key] == below[key] for key in ("row", "what differs")):
             below["command"] = ""
 
 
 def _thin_out(lines: Sequence[Line]) -> Iterator[Line]:
-    """Yield about a dozen points of each curve, and those whose number the paper's text states."""
-    for _, of_curve in groupby(lines, key=lambda line: (line.jobs, line.number.row)):
-        points = list(of_curve)
+    """Yield about a dozen points of each curve, and all points that the paper's text states."""
+    for _, curve in groupby(lines, key=lambda line: (line.jobs, line.number.row)):
+        points = list(curve)
         step = math.ceil(len(points) / MAX_POINTS)
-        for place, line in enumerate(points, start=1):
-            named = line.is_papers and (line.number.value or any(line.claims))
-            if named or place in (1, len(points)) or place % step == 0:
+        for number, line in enumerate(points, start=1):
+            is_stated = line.is_papers and (line.number.value or any(line.claims))
+            if is_stated or number in (1, len(points)) or number % step == 0:
                 yield line
 
 
 def origin(table: str) -> str:
-    """Return the sentence that says which command generated a page of `results/tables`."""
+    """Return the sentence that states which command generated a page of `results/tables`."""
     return f"`zdp-bench table {table}` made this from the records; do not edit."
 
 
@@ -116,7 +132,7 @@ def _show(line: Line) -> dict[str, str]:
 
 
 def _show_ours(line: Line) -> str:
-    """Return mean and deviation of our runs; in brackets if the data is not the paper's."""
+    """Return mean and deviation of our runs, in brackets if the data is not the paper's."""
     if not line.values:
         return ""
     ours = mean_and_deviation(line.values, line.number.unit)
@@ -142,22 +158,22 @@ def _show_claim(line: Line) -> str:
 def _numbers(line: Line) -> dict[str, object]:
     """Return the CSV's values of a line, unrounded."""
     number = line.number
-    place: dict[str, object] = {}
+    point: dict[str, object] = {}
     if line.axes:
-        place = {"panel": number.where, "axis": line.axes.label, "x": line.x}
-    # A number that the paper does not print is no cell of its table.
+        point = {"panel": number.where, "axis": line.axes.label, "x": line.x}
+    # Only a number that the paper prints is a cell of its table.
     is_cell = line.axes is not None or number.number is not None
     cells: dict[str, object] = {
         "row": number.row,
         "label": number.label,
-        **place,
+        **point,
         "metric": number.column.partition(" at ")[0],
         "unit": number.unit,
         "paper": number.value if line.axes else number.number,
         "status": line.status if is_cell else "",
         "reason": line.lacking,
         "variant": line.variant,
-        "on": line.on,
+        "on": line.substitute,
         "differs": line.differs,
         "recipe": line.jobs[0][0].recipe if line.jobs else "",
         "overrides": line.command.partition("recipe=")[2].partition(" ")[2],
@@ -169,7 +185,7 @@ def _numbers(line: Line) -> dict[str, object]:
 
 
 def _numbers_of_runs(line: Line) -> dict[str, object]:
-    """Return the CSV's values that come from runs; empty without any."""
+    """Return the CSV's values that come from runs; empty if there are none."""
     values, spent = line.values, line.spent
     if not values or spent is None:
         return {}
@@ -190,6 +206,7 @@ def _numbers_of_runs(line: Line) -> dict[str, object]:
 
 
 def _notes(table: str, lines: Sequence[Line], results: Path) -> list[str]:
+    """Return the sentences below a table or figure."""
     runs = {run.run: run for line in lines for run in line.runs}.values()
     notes = [READING]
     if not papers.is_figure(table):
@@ -200,7 +217,8 @@ def _notes(table: str, lines: Sequence[Line], results: Path) -> list[str]:
     notes += data_notes(runs)
     if papers.is_figure(table):
         return [*notes, "What the paper only draws is left out."]
-    families: dict[tuple[str, str], dict[str, list[Record]]] = {}  # rows that can be compared
+    # The runs of each row by label, for rows with the same metric on the same data.
+    families: dict[tuple[str, str], dict[str, list[Record]]] = {}
     for line in lines:
         if line.runs and not line.over_folds:
             key = line.number.column, line.runs[0].data.digest

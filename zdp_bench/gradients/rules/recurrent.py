@@ -117,12 +117,12 @@ def replay(
         mask = is_running.unsqueeze(2).to(x.device)
     elif isinstance(x, Tensor) and x.dim() == 3 and not layer.batch_first:
         x = x.transpose(0, 1)
-    is_batch = isinstance(x, Tensor) and x.dim() == 3
-    if not is_batch or len(x) != examples or layer.proj_size:
+    is_batch = isinstance(x, Tensor) and x.dim() == 3 and len(x) == examples
+    if not is_batch or layer.proj_size:
         raise NoRule("a recurrent layer that is not called on one sequence per example")
-    first_states: tuple[Tensor, ...] = hx if isinstance(hx, tuple) else (hx,)
-    if hx is None:
-        first_states = ()
+    first_states: tuple[Tensor, ...] = ()
+    if hx is not None:
+        first_states = hx if isinstance(hx, tuple) else (hx,)
     last_states: list[list[Tensor]] = []  # of each direction
     for level in range(layer.num_layers):
         outputs = []
