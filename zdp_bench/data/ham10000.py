@@ -127,8 +127,8 @@ class Ham10000(Dataset):
     def load(self, root: Path) -> Splits:
         """Load the pictures.
 
-        No checksums are published. So the data are 'official' if they have the published numbers
-        of pictures and lesions.
+        They are 'official' if they have the published numbers of pictures and lesions, because no
+        checksums are published.
         """
         home = root / FOLDER
         size = self.size
@@ -141,11 +141,11 @@ class Ham10000(Dataset):
         lesions = [picture.lesion for picture in pictures]
         names, groups = np.unique(lesions, return_inverse=True)
         labels = torch.tensor([self.label(picture.diagnosis) for picture in pictures])
-        whole = Examples(pixels, labels, torch.from_numpy(groups), PIXELS)
-        parts = {
-            part: Part(whole, torch.from_numpy(rows)) for part, rows in self.split(lesions).items()
-        }
-        is_whole = (len(pictures), len(names)) == (NUM_PICTURES, NUM_LESIONS)
+        all_examples = Examples(pixels, labels, torch.from_numpy(groups), PIXELS)
+        parts = {}
+        for part, rows in self.split(lesions).items():
+            parts[part] = Part(all_examples, torch.from_numpy(rows))
+        is_complete = (len(pictures), len(names)) == (NUM_PICTURES, NUM_LESIONS)
         options = (
             size,
             self.target,
@@ -155,14 +155,15 @@ class Ham10000(Dataset):
             PIXELS,
         )
         diagnoses = sha256(home / METADATA)
+        notes = [*self.describe(pictures, parts), *describe_copies(pictures, digests)]
         return Splits(
             parts["train"],
             parts["test"],
             input_shape=(3, size, size),
             outputs=self.outputs,
-            provenance="official" if is_whole else "derived",
+            provenance="official" if is_complete else "derived",
             digest=digest(f"{files}:{diagnoses}:{options!r}"),
-            notes="; ".join([*self.describe(pictures, parts), *describe_copies(pictures, digests)]),
+            notes="; ".join(notes),
             validation=parts["validation"] if len(parts["validation"]) else None,
             unit="lesion",
             owner_names=names.tolist(),
@@ -263,7 +264,7 @@ def list_pictures(home: Path) -> list[Picture]:
 
 
 def find_files(home: Path) -> dict[str, Path]:
-    """Return name -> path of the pictures in both folders."""
+    """Return the paths of the pictures in both folders, by name."""
     paths: list[Path] = []
     for folder in (home / part for part in PARTS):
         if folder.is_dir():
@@ -278,7 +279,7 @@ def _is_picture(path: Path) -> bool:
 
 
 def read_metadata(table: Path) -> dict[str, tuple[str, str]]:
-    """Return picture -> (lesion, diagnosis).
+    """Return the lesion and the diagnosis of each picture, by name.
 
     Raises:
         UserError: the table lacks a column, or a row is damaged or repeated.

@@ -218,14 +218,15 @@ class Decathlon(Dataset):
             part: Examples(arrays[rows, :1], arrays[rows, 1], groups[rows], PIXELS)
             for part, rows in rows_of_parts.items()
         }
-        is_whole = (root / folder / "dataset.json").is_file() and len(cases) == num_released
+        has_index = (root / folder / "dataset.json").is_file()
+        is_official = has_index and len(cases) == num_released
         train, validation, test = map(len, parts.values())
         return Splits(
             examples["train"],
             examples["test"],
             input_shape=(1, *self.sides),
             outputs=1,
-            provenance="official" if is_whole else "derived",
+            provenance="official" if is_official else "derived",
             digest=arrays_digest,
             notes=f"{train} volumes to train, {validation} to validate (public), {test} to test",
             validation=examples["validation"] if len(examples["validation"]) else None,

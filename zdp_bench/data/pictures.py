@@ -33,19 +33,16 @@ DEFLATED = "1.2.840.10008.1.2.1.99"  # the DICOM syntax that compresses the whol
 @contextmanager
 def open_picture(path: Path, *formats: str) -> Iterator[Image.Image]:
     """Open a picture and read its header, without its pixels."""
-    with (
-        reading(path),
-        warnings.catch_warnings(
-            action="ignore"
-        ),  # PIL warns of many pixels; `require_size` limits them
-        Image.open(path, formats=list(formats or ("PNG", "JPEG"))) as stored,
-    ):
+    # PIL warns of large pictures, but `require_size` limits them.
+    ignored = warnings.catch_warnings(action="ignore")
+    accepted = list(formats or ("PNG", "JPEG"))
+    with reading(path), ignored, Image.open(path, formats=accepted) as stored:
         require_size(*stored.size)
         is_deep = ";16B" in str(stored.tile) and not _has_16_bits(stored)
         expect(
             not is_deep,
-            "has 16 bits per colour, of which PIL reads only the upper 8; save it with 8 bits, "
-            "or in grey",
+            "has 16 bits per colour, but PIL reads only the upper 8; save it with 8 bits, or in "
+            "grey",
         )
         yield stored
 

@@ -144,13 +144,13 @@ def open_record(
 
 
 def _require_ascii(lines: Iterable[str]) -> None:
-    """Reject characters that are not ASCII, which wfdb drops: it would read `1é0` as 10."""
+    """Reject characters that are not ASCII, because wfdb drops them and would read `1é0` as 10."""
     for line in lines:
         if not line.isascii():
             letter = next(letter for letter in line if not letter.isascii())
             raise Unfit(
-                f"has {letter!r} in the line '{line[:40]}', of which WFDB knows only ASCII; remove "
-                "it"
+                f"has {letter!r} in the line '{line[:40]}', but WFDB allows only ASCII characters; "
+                "remove it"
             )
 
 

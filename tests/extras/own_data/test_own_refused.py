@@ -36,7 +36,7 @@ DAMAGED: list[tuple[str, Spoil, str]] = [
     ("recording", overwrite(0, b"\0\x80"), ""),
     ("recording", edit("0 2", "0.dat 2"), "calls itself '0.dat'; WFDB expects only the name, '0'"),
     ("recording", edit(" 1000", " 10\x0000"), "control character .* in its text in line 2"),
-    ("recording", edit(" 1000", " 10é00"), "'Ã' in the line .*, of which WFDB knows only ASCII"),
+    ("recording", edit(" 1000", " 10é00"), "'Ã' in the line .*, but WFDB allows only ASCII"),
     ("recording", edit(" 1000(", " 1e-37("), "not finite, or not in float32"),
     ("recording", edit(" 16 ", " 16:3 "), "leads that are skewed in time"),
     ("volume", dicom(), "is of kind image, not volume; all files"),
