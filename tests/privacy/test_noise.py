@@ -275,6 +275,24 @@ def test_no_noise_free_copy_of_the_sum_stays_behind() -> None:
 # ----------------------------------------------------------------------------------------- on a GPU
 
 
+def at_once(key: int, step: int) -> Tensor:
+    """White numbers [n, 3] from the one stream that serves all requests on a GPU, on a CPU."""
+    real = torch.full((SAMPLES,), 3.0)
+    pairs = torch.full((SAMPLES,), 1 + 1j)
+    requests = White(real, 2.0, ("a", step), 0.5), White(pairs, 5.0, ("b", step))
+    SeededNoise(key)._add_at_once([*requests])
+    noise_of_real = (2 * real - 3) / 2
+    noise_of_pairs = torch.view_as_real(pairs - (1 + 1j)) / 5
+    return torch.cat([noise_of_real[:, None], noise_of_pairs], dim=1)
+
+
+def test_the_stream_of_a_gpu_gives_each_request_its_scale_and_each_key_its_noise() -> None:
+    drawn = at_once(7, 0)
+    assert_covariance(drawn.double(), torch.eye(3, dtype=torch.float64))
+    assert torch.equal(drawn, at_once(7, 0))
+    assert_independent([drawn, at_once(7, 1), at_once(8, 0)])
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", ["real", "circular", "hermitian"])

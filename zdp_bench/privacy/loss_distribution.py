@@ -589,7 +589,7 @@ def _cells(
     lowest, highest = _loss(np.array([-TAIL * z, top]), z, log_weights)
     lowest = max(float(lowest), least)
     first = math.floor(lowest / width)
-    last = max(first + 1, math.ceil(float(highest) / width))
+    last = max(first, math.ceil(float(highest) / width))
     losses = np.arange(first, last + 1) * width
     x = _where(losses, z, log_weights)
     log_v = _log_mass(x[:-1] / z, x[1:] / z)
