@@ -43,7 +43,7 @@ class OurYaml(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         group, _, name = config_path.removesuffix(".yaml").partition("/")
-        path = _outside(group)[name]
+        path = _files_outside_conf(group)[name]
         body = {key: value for key, value in assets.read_yaml(path).items() if key != "card"}
         recipe_name = {"recipe": name} if group == "recipe" else {}
         config = OmegaConf.create(unset_keys(group) | body | recipe_name)
@@ -59,7 +59,7 @@ class OurYaml(ConfigSource):
 
     def is_config(self, config_path: str) -> bool:
         group, _, name = config_path.removesuffix(".yaml").partition("/")
-        return name in _outside(group)
+        return name in _files_outside_conf(group)
 
     def available(self) -> bool:
         return True
@@ -67,11 +67,13 @@ class OurYaml(ConfigSource):
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         if not config_path:
             return [] if results_filter is ObjectType.CONFIG else sorted(PACKAGES)
-        return [] if results_filter is ObjectType.GROUP else sorted(_outside(config_path))
+        if results_filter is ObjectType.GROUP:
+            return []
+        return sorted(_files_outside_conf(config_path))
 
 
-def _outside(group: str) -> dict[str, Path]:
-    """Return the YAML files of a group outside `conf`. Hydra itself reads those inside."""
+def _files_outside_conf(group: str) -> dict[str, Path]:
+    """Return the YAML files of a group outside `conf`. Hydra itself reads the files inside."""
     if group not in PACKAGES:
         return {}
     return {name: path for name, path in files(group).items() if assets.CONF not in path.parents}
@@ -158,10 +160,11 @@ OmegaConf.register_new_resolver("choose", choose, replace=True)
 
 def group_options(group: str) -> list[str]:
     """Return the names in a config group: our files, and plug-ins and recipes from elsewhere."""
-    others = names(group) if group in PLUGIN_KINDS and installed() else []
+    foreign_names = names(group) if group in PLUGIN_KINDS and installed() else []
     if group == "recipe":
-        others = [name.removesuffix(".yaml") for name in ConfigStore.instance().repo.get(group, {})]
-    return sorted({*files(group), *others})
+        stored_names = ConfigStore.instance().repo.get(group, {})
+        foreign_names = [name.removesuffix(".yaml") for name in stored_names]
+    return sorted({*files(group), *foreign_names})
 
 
 def files(group: str) -> dict[str, Path]:

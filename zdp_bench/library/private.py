@@ -531,9 +531,11 @@ class Private:
             "data": {"name": _join_lines(data), "provenance": "own", "train": train},
             "owners": self.units.stated,
         }
-        named = {_join_lines(metric): value for metric, value in (metrics or {}).items()}
+        card_metrics = {}
+        for metric, value in (metrics or {}).items():
+            card_metrics[_join_lines(metric)] = value
         with writable("folder", folder):
-            write_own(Path(folder), self.model, self.journal.path, about, report, named)
+            write_own(Path(folder), self.model, self.journal.path, about, report, card_metrics)
 
     @property
     def checkpoint(self) -> Path:

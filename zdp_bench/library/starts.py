@@ -103,7 +103,13 @@ def note(model: nn.Module, trainings: Iterable[Earlier]) -> None:
 
 
 def save(ledger: Path, model: nn.Module, trainings: Iterable[Earlier]) -> None:
-    """Record the trainings in this process, and in a file beside a ledger for other processes."""
+    """Record the trainings in this process, and in a file beside a ledger for other processes.
+
+    Args:
+        ledger: Path of the ledger of the last training.
+        model: The model, with its final weights.
+        trainings: The trainings that the weights come from.
+    """
     note(model, trainings)
     body = {
         "weights": weights_digest(model),

@@ -94,21 +94,26 @@ def find_owners(unit: Unit | None, num_examples: int, max_examples: int | None) 
     for index, owner in enumerate(column):
         parts = _comparable_parts(owner, index)
         owner_numbers.append(number_of.setdefault(parts, len(number_of)))
-    types = sorted({" and ".join(type(part).__name__ for part in owner) for owner in number_of})
+    types = sorted({" and ".join(type(part).__name__ for part in parts) for parts in number_of})
     if len(types) > 1:
         raise UserError(
             f"unit: owners are of several types ({', '.join(types)}), so that one owner could "
             "count as two: use strings for all, or whole numbers for all."
         )
     for names in zip(*number_of, strict=True):  # one part of each owner, such as all sites
-        texts = [p.decode(errors="replace") if isinstance(p, bytes) else p for p in names]
+        texts = [_to_text(name) for name in names]
         require_named("unit", "owner", (texts[number] for number in owner_numbers))
     return Patients.of(np.array(owner_numbers), max_examples)
 
 
+def _to_text(name: Any) -> Any:
+    return name.decode(errors="replace") if isinstance(name, bytes) else name
+
+
 def _digest(owners: Patients) -> str:
     """Return the SHA-256 of which owner has which examples."""
-    return hashlib.sha256(owners.examples.tobytes() + owners.starts.tobytes()).hexdigest()
+    content = owners.examples.tobytes() + owners.starts.tobytes()
+    return hashlib.sha256(content).hexdigest()
 
 
 def _comparable_parts(owner: Any, index: int) -> tuple[Any, ...]:

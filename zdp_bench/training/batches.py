@@ -191,9 +191,13 @@ def seed_layers(
 ) -> None:
     """Seed the random numbers inside layers (dropout) as a function of (key, step, rank).
 
-    With `secure`, the operating system's randomness seeds them. The numbers for an example depend
-    on its position in the batch, which depends on the other examples that were drawn, so they must
-    not follow from a public seed.
+    Args:
+        key: key of the run.
+        step: number of the step.
+        rank: rank of this process.
+        secure: whether the operating system seeds them instead. An example's numbers depend on its
+            position in the batch, which depends on the other examples that were drawn. So they must
+            not follow from a public seed. Default: False.
     """
     if secure:
         set_seed(int.from_bytes(os.urandom(8)))
@@ -252,7 +256,8 @@ class MicroBatches:
         max_examples = self.size.examples
         if self.shares is None:
             starts = range(0, self.count, max_examples)
-            return [(slice(start, min(start + max_examples, self.count)), ()) for start in starts]
+            ends = [min(start + max_examples, self.count) for start in starts]
+            return [(slice(start, end), ()) for start, end in zip(starts, ends, strict=True)]
         cuts: list[tuple[slice, Shares]] = []
         # The micro-batch that is being filled: its slice and its share sizes.
         start = end = 0
@@ -325,7 +330,15 @@ def bytes_per_example(
     loss: Loss,
     like: Batch,
 ) -> int:
-    """Return the number of bytes that a forward pass keeps for each additional example."""
+    """Return the number of bytes that a forward pass keeps for each additional example.
+
+    It is the difference between a batch of two examples and one of a single example.
+
+    Args:
+        model: the model.
+        loss: its loss.
+        like: a batch, even without examples, whose shapes and dtypes count.
+    """
 
     def count_kept_bytes(examples: int) -> int:
         bytes_at: dict[int, int] = {}  # the address of a storage -> its size

@@ -60,7 +60,8 @@ def build_model(config: Run, data: Splits | DatasetInfo) -> nn.Module:
         UserError: the model cannot be built for this data set.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(stream(config.seed, "model").generate_state(1, np.uint64)[0]))
+        (seed,) = stream(config.seed, "model").generate_state(1, np.uint64)
+        torch.manual_seed(int(seed))
         try:
             shape, mapped = data.input_shape, config.complex_as
             model: nn.Module = lookup("model", config.model.name)(
@@ -94,7 +95,16 @@ def fit_outputs(
     task: Task,
     data: Splits | DatasetInfo,
 ) -> Splits | DatasetInfo:
-    """Return the data with the task's number of outputs, such as one logit for two classes."""
+    """Return the data with the task's number of outputs, such as one logit for two classes.
+
+    Args:
+        config: the run's configuration.
+        task: the task, which may state its number of outputs.
+        data: the data set, or its counts and shapes.
+
+    Raises:
+        UserError: the task needs two classes, and the data set has more.
+    """
     outputs = getattr(task, "outputs", data.outputs)
     if outputs == 1 and data.outputs > 2:
         raise UserError(
@@ -111,6 +121,12 @@ def check_fit(
     data: Splits | DatasetInfo,
 ) -> None:
     """Run model and loss on one test example, which is public, or on zeros of its shape.
+
+    Args:
+        config: the run's configuration, for errors.
+        model: the model. It is left in training mode.
+        task: the task, which gives the loss.
+        data: the data set, or its counts and shapes.
 
     Raises:
         UserError: model, loss and data do not fit one another.
@@ -222,7 +238,14 @@ def claim_of(
     noise_multiplier: float,
     steps: int,
 ) -> Claim:
-    """Return the inputs of the configured accountant for a number of steps."""
+    """Return the inputs of the configured accountant.
+
+    Args:
+        config: the run's configuration.
+        plan: plan of the steps.
+        noise_multiplier: noise multiplier σ.
+        steps: number of steps that are taken.
+    """
     return Claim(
         noise_multiplier,
         plan.sampling.sample_rate,
@@ -366,7 +389,17 @@ def build_scheduler(
     data: Splits | DatasetInfo,
     steps: int,
 ) -> torch.optim.lr_scheduler.LRScheduler | None:
-    """Return the configured learning rate schedule over a number of steps, or None."""
+    """Return the configured learning rate schedule, or None.
+
+    Args:
+        config: the run's configuration.
+        optimizer: the optimizer whose learning rate it sets.
+        data: the data set, which must have validation examples for `reduce_on_plateau`.
+        steps: number of steps of the run.
+
+    Raises:
+        UserError: an option is invalid, or there are no validation examples.
+    """
     if config.scheduler is None:
         return None
     if config.scheduler.name == "reduce_on_plateau" and not data.validation:

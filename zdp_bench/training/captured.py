@@ -46,8 +46,9 @@ def shape_of(batch: Batch, mechanism: Mechanism) -> Shape:
     get the same `id`.
     """
     inputs, targets = batch
-    described = ((t.shape[1:], t.dtype, t.device) for t in (inputs, targets))
-    return (*described, id(mechanism))
+    inputs_key = (inputs.shape[1:], inputs.dtype, inputs.device)
+    targets_key = (targets.shape[1:], targets.dtype, targets.device)
+    return inputs_key, targets_key, id(mechanism)
 
 
 def rows_of(
@@ -102,8 +103,16 @@ class CapturedSum:
         batch: Batch,
         rows: int,
     ) -> CapturedSum:
-        """Return a sum for micro-batches like `batch`, whose first example fills every row."""
-        inputs, targets = (t[:1].expand(rows, *t.shape[1:]).contiguous() for t in batch)
+        """Return a sum for micro-batches like `batch`, whose first example fills every row.
+
+        Args:
+            algorithm: sums the contributions.
+            loss: the algorithm's loss, whose weights leave out rows.
+            mechanism: defines the blocks.
+            batch: a micro-batch with at least one example.
+            rows: number of rows.
+        """
+        inputs, targets = (part[:1].expand(rows, *part.shape[1:]).contiguous() for part in batch)
         if batch[0].dim() == 4 and not batch[0].is_contiguous():
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         device = inputs.device
@@ -178,6 +187,13 @@ class CapturedSums:
         """Return S over all micro-batches, or None if the caller must sum eagerly.
 
         The returned tensors are reused: they hold S only until the next call.
+
+        Args:
+            algorithm: sums the contributions.
+            mechanism: the algorithm's mechanism, which defines the blocks.
+            model: the model that is trained.
+            micro_batches: the examples of the step.
+            ranks: number of processes that share the batch. Default: 1.
         """
         max_rows, shares = 2**31, None
         if isinstance(micro_batches, MicroBatches):

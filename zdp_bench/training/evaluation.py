@@ -21,8 +21,9 @@ DIVERGED = "diverged at"  # beginning of the error of a run that diverged
 GROWTH = 100  # a loss of more than this many times its initial value has diverged
 QUICK = 16  # number of examples in `quick_loss`
 WATCHED = 50  # steps between two checks for divergence, in addition to evaluations
-EVALUATION_BATCH = 1000
-EVALUATION_NUMBERS = 2**21  # max numbers in a batch's inputs; a U-Net's maps have 64 times as many
+EVALUATION_BATCH = 1000  # default and maximum number of examples in a batch
+# Maximum number of entries in a batch's inputs. A U-Net's feature maps have 64 times as many.
+EVALUATION_NUMBERS = 2**21
 
 
 def step_schedule(
@@ -32,7 +33,15 @@ def step_schedule(
     validation: Source | None,
     device: torch.device,
 ) -> None:
-    """Step the schedule. `reduce_on_plateau` gets the loss on the public validation examples."""
+    """Step the schedule. `reduce_on_plateau` gets the loss on the public validation examples.
+
+    Args:
+        scheduler: the schedule.
+        model: the model that is evaluated.
+        task: the task, which defines the loss.
+        validation: the validation set; None without one, in which case it must not be needed.
+        device: where the model is.
+    """
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         assert validation is not None
         scheduler.step(evaluate(model, task, validation, device)["loss"])
@@ -70,11 +79,21 @@ def refuse_divergence(
     step: int,
     rate: object,
 ) -> None:
-    """End a run whose model's outputs or loss are not finite, from which no step recovers."""
+    """End a run whose model's outputs or loss are not finite, because no step recovers from this.
+
+    Args:
+        finite: whether they are finite.
+        epoch: number of the epoch, for the error; None if unknown.
+        step: number of steps that were taken.
+        rate: the learning rate, for the advice.
+
+    Raises:
+        UserError: they are not finite.
+    """
     if not finite:
-        place = f"epoch {epoch}, step {step:,}" if epoch else f"step {step:,}"
+        when = f"epoch {epoch}, step {step:,}" if epoch else f"step {step:,}"
         raise UserError(
-            f"{DIVERGED} {place}: the model's outputs or loss are not finite. Lower "
+            f"{DIVERGED} {when}: the model's outputs or loss are not finite. Lower "
             f"optimizer.lr (it is {rate}), the noise or the bound. No record is written, but the "
             "steps remain in the run's ledger."
         )
@@ -88,10 +107,10 @@ def quick_loss(
     test: Source,
     device: torch.device,
 ) -> float:
-    """Return the mean loss over the first examples of a public set.
+    """Return the mean loss over the first `QUICK` examples of a public set.
 
-    On a GPU, it waits for the device, so it is not computed at every step. A step's own loss would
-    be cheaper, but it comes from training examples, and no ε covers looking at it.
+    On a GPU, this waits for the device, so it is not computed at every step. A step's own loss
+    would be cheaper, but it depends on training examples, and no ε covers looking at it.
     """
     model.eval()
     inputs, targets = test.batch(torch.arange(min(QUICK, len(test))))
@@ -160,8 +179,19 @@ def evaluate_trained(
 ) -> tuple[dict[str, float], float | None]:
     """Return the trained model's test metrics, and its headline metric with shuffled targets.
 
-    The latter is None if the task keeps no targets. Scores and an example of the outputs are
-    written into the folder, if the task has them.
+    Scores and an example of the outputs are written into the folder, if the task has them.
+
+    Args:
+        home: the run's folder.
+        model: the trained model.
+        task: the task, which defines the metrics.
+        test: the public set.
+        device: where the model is.
+        size: largest number of examples that are processed at once.
+
+    Returns:
+        The metrics, and the headline metric with shuffled targets or None if the task keeps no
+        targets.
     """
     outputs, targets = predict(model, task, test, device, size)
     if isinstance(task, Scoring):

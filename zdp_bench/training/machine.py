@@ -63,7 +63,18 @@ def arithmetic(
     algorithm: Any,
     device: torch.device,
 ) -> Iterator[None]:
-    """Set torch's precision inside the block; see the module's docstring."""
+    """Set torch's precision inside the block.
+
+    Args:
+        precision: None, "tf32" or "bf16"; see the module's docstring.
+        deterministic: whether torch must use deterministic algorithms.
+        model: the model, whose forward pass runs under autocast with "bf16".
+        algorithm: the algorithm, whose demands on the precision are checked.
+        device: where the model is.
+
+    Raises:
+        UserError: the precision does not suit the model or the algorithm.
+    """
     check_precision(precision, model, algorithm)
     hooks = _autocast(model, device) if precision == "bf16" else []
     if deterministic:
@@ -238,8 +249,9 @@ def _digest_of(packages: tuple[str, ...]) -> str:
         module = sys.modules[name]
         folders = [Path(folder) for folder in getattr(module, "__path__", ())]
         files = [(file, folder) for folder in folders for file in sorted(folder.rglob("*.py"))]
-        if not files and getattr(module, "__file__", None):
-            files = [(Path(str(module.__file__)), Path(str(module.__file__)).parent)]
+        if not files and getattr(module, "__file__", None):  # a package of a single file
+            file = Path(str(module.__file__))
+            files = [(file, file.parent)]
         for file, folder in files:
             content = hashlib.sha256(file.read_bytes()).hexdigest()
             chain.update(f"{name}/{file.relative_to(folder).as_posix()}:{content};".encode())

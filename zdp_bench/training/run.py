@@ -67,8 +67,7 @@ from zdp_bench.training.step import Training, private_step
 
 log = logging.getLogger(__name__)
 
-# Carries out a run on a device. If the last argument is true, it waits for another process that is
-# carrying out the same run.
+# (configuration, watcher, device, wait) -> the outcome of the run; see `execute`
 Runner = Callable[[Run, Watcher, torch.device, bool], Outcome]
 
 
@@ -160,14 +159,14 @@ def _train(
         if not ranks.is_first:
             return {}
         task, examples = setup.task, size.examples
-        ended = evaluate_trained(home, loop.trained, task, data.test, device, examples)
-        held_out = {}
+        metrics, chance = evaluate_trained(home, loop.trained, task, data.test, device, examples)
+        validation_metrics = {}
         if data.validation:
-            held_out = evaluate(loop.trained, task, data.validation, device, examples)
+            validation_metrics = evaluate(loop.trained, task, data.validation, device, examples)
     privacy = privacy_report(setup, steps.ledger, data.examples_per_patient, data.unit)
-    record = run_record(loop, beginning, checked.fixed_state, privacy, stopped_by, *ended)
-    if held_out:
-        record["validation"] = held_out
+    record = run_record(loop, beginning, checked.fixed_state, privacy, stopped_by, metrics, chance)
+    if validation_metrics:
+        record["validation"] = validation_metrics
     return record
 
 
@@ -206,10 +205,10 @@ class CentralSteps:
         self.ledger = ledger = open_ledger(
             self.ledger_path,
             setup.mechanism,
-            not config.privacy.secure,
-            checkpoint_position,
-            loop.starting_point(),
-            ranks,
+            repeatable=not config.privacy.secure,
+            checkpoint_position=checkpoint_position,
+            start=loop.starting_point(),
+            ranks=ranks,
             facts={"epsilon_of": epsilon_of(config, setup.data.unit)},
         )
         if ledger.counted_again:
@@ -218,21 +217,23 @@ class CentralSteps:
                 "process are repeated, but code, libraries, machine, threads, micro-batch or "
                 "weights are not provably the same. They get new noise and count again in every ε."
             )
-        foreign = foreign_code(config.plugins)
-        self.key = run_key(loop.run, setup.mechanism, foreign) + ledger.generation
+        # Steps that this process cannot repeat bit for bit are of a new generation. Its name in the
+        # key gives them new noise.
+        self.key = run_key(loop.run, setup.mechanism, foreign_code(config.plugins))
+        self.key += ledger.generation
         num_steps_left = plan.steps - loop.step
-        limit = setup.affordable(ledger.releases + num_steps_left)
-        if limit is None:
+        max_releases = setup.affordable(ledger.releases + num_steps_left)
+        if max_releases is None:
             self.planned_releases = ledger.releases_after(loop.step, plan.steps)
         else:
-            self.planned_releases = limit
+            self.planned_releases = max_releases
         self.training = Training(
             setup.algorithm,
             setup.model,
             setup.optimizer,
             setup.noise(self.key),
             ledger,
-            limit,
+            max_releases,
             ranks,
         )
 
@@ -289,8 +290,11 @@ class Loop:
     A central run and a federation's server share it. A step of the server's plan is a round.
 
     Attributes:
-        run: digest of the run. A checkpoint of another run is refused.
+        setup: what the run trains with.
+        plan: plan of the steps.
+        run: digest of the run. Checkpoints of other runs are rejected.
         home: the run's folder.
+        watcher: receives the events of the run.
         size: number of examples that are processed at once, in steps and in evaluations.
         checkpoint_steps: number of steps after which a checkpoint is saved, in addition to the ends
             of epochs; None for none.
@@ -366,9 +370,9 @@ class Loop:
 
     def states(self) -> tuple[dict[str, Any], ...]:
         """Return the state of the model, the optimizer, the schedule and the algorithm."""
-        rates = self.scheduler.state_dict() if self.scheduler else {}
         setup = self.setup
-        return setup.model.state_dict(), setup.optimizer.state_dict(), rates, dict(self.carried)
+        schedule = self.scheduler.state_dict() if self.scheduler else {}
+        return setup.model.state_dict(), setup.optimizer.state_dict(), schedule, dict(self.carried)
 
     def starting_point(self) -> tuple[str, int, str]:
         """Return the arguments of `Ledger.begin` for the next step."""
@@ -393,18 +397,18 @@ class Loop:
             ledger_position: end of the ledger.
             nodes: what a federation's server knows about each node.
         """
-        weights, moments, rates, carried = self.states()
+        weights, optimizer, schedule, carried = self.states()
         state = checkpoint.Checkpoint(
-            self.run,
-            self.step,
-            self.trained.state_dict() if self.average else weights,
-            moments,
-            ledger_position,
-            self.epochs,
-            rates,
-            nodes or {},
-            weights if self.average else {},
-            carried,
+            run=self.run,
+            step=self.step,
+            model=self.trained.state_dict() if self.average else weights,
+            optimizer=optimizer,
+            ledger=ledger_position,
+            epochs=self.epochs,
+            scheduler=schedule,
+            nodes=nodes or {},
+            last=weights if self.average else {},
+            carried=carried,
         )
         checkpoint.save(self.home / "checkpoint.pt", state)
 
@@ -420,7 +424,7 @@ class Loop:
             signal: returns the number of the stop signal that was received, or 0.
 
         Returns:
-            "epochs" if all steps were taken, or "budget" if the next one would exceed it.
+            "epochs" if all steps were taken, or "budget" if the next step would exceed it.
 
         Raises:
             UserError: the model diverged, or changed something other than its weights.
@@ -439,8 +443,8 @@ class Loop:
             except BudgetExceeded:
                 stopped_by = "budget"
             epoch = plan.epoch_ending_at(self.step)
-            every = self.checkpoint_steps
-            is_due = every is not None and self.step % every == 0  # a checkpoint is due
+            interval = self.checkpoint_steps
+            is_save_due = interval is not None and self.step % interval == 0
             is_evaluated = bool(self.epochs) and self.epochs[-1]["step"] == self.steps_done
             if (epoch is not None or stopped_by == "budget") and not is_evaluated:
                 renew(self.setup.model)
@@ -450,17 +454,18 @@ class Loop:
                 else:
                     self._check_outputs()
                 if is_last or (epoch or 0) % config.trainer.checkpoint_epochs == 0:
-                    is_due = True
-            elif is_due or self.step % WATCHED == 0:  # a diverged model is not worth saving
+                    is_save_due = True
+            elif is_save_due or self.step % WATCHED == 0:  # a diverged model is not worth saving
                 self._check_outputs()
             signal_number = self.ranks.max(signal())
-            if is_due or signal_number:
+            if is_save_due or signal_number:
                 steps.save()
             if signal_number and self.step < plan.steps and stopped_by == "epochs":
                 raise Stopped(signal_number)
         return stopped_by
 
     def _count_step(self) -> None:
+        """Update average and learning rate after a step, and count it."""
         self.step += 1
         setup = self.setup
         if self.average:
@@ -506,9 +511,9 @@ class Loop:
 def average_weights(model: nn.Module, decay: float) -> AveragedModel:
     """Return an exponential moving average of a model's weights.
 
-    At step t, its decay is min(decay, (1 + t)/(10 + t)). The smaller decay of the first steps makes
-    the average forget the initial weights (De et al. 2022, section 3), which would otherwise take
-    about 1/(1 − decay) steps. Buffers are copied, not averaged.
+    At step t, its decay is min(decay, (1 + t)/(10 + t)). With the smaller decay of the first steps,
+    the average forgets the initial weights sooner (De et al. 2022, section 3). Otherwise, this
+    would take about 1/(1 − decay) steps. Buffers are copied, not averaged.
     """
 
     def update(
@@ -525,18 +530,18 @@ def average_weights(model: nn.Module, decay: float) -> AveragedModel:
 
 @dataclass(frozen=True)
 class Beginning:
-    """When this process began a run.
+    """The time at which this process began a run.
 
     Attributes:
         utc: date and time.
-        monotonic: seconds of a clock that nobody sets, unlike the date.
+        monotonic: seconds of a clock that nobody can set back, unlike `utc`.
     """
 
     utc: datetime = field(default_factory=lambda: datetime.now(UTC))
     monotonic: float = field(default_factory=time.monotonic)
 
     def seconds_since(self) -> float:
-        """Return how many seconds have passed since."""
+        """Return the seconds that have passed since then."""
         return time.monotonic() - self.monotonic
 
 
@@ -634,10 +639,18 @@ def _example(setup: ModelSetup) -> dict[str, Any]:
 def privacy_report(
     setup: Setup, ledger: Tally, examples_per_patient: int, unit: str
 ) -> dict[str, Any]:
-    """Return a record's privacy section: claimed and tight ε, and what they are computed from."""
+    """Return a record's privacy section: claimed and tight ε, and what they are computed from.
+
+    Args:
+        setup: what the run trains with.
+        ledger: the ledger, or a tally of its releases.
+        examples_per_patient: largest number of training examples of one patient.
+        unit: what a patient is called in this data set.
+    """
     config, mechanism = setup.config, setup.mechanism
     releases, delta = ledger.releases, config.privacy.delta
     by_patient, max_examples = config.privacy.by_patient, config.privacy.max_examples
+    # If steps draw whole patients, a patient is a single share of the sum.
     shares_per_patient = 1 if by_patient else examples_per_patient
     patient_at_least, patient = patient_interval(mechanism, shares_per_patient, releases, delta)
     return {
@@ -667,7 +680,15 @@ def released_report(
     delta: float,
     secure: bool,
 ) -> dict[str, Any]:
-    """Return the part of a record's privacy section that follows from the releases alone."""
+    """Return the part of a record's privacy section that follows from the releases alone.
+
+    Args:
+        mechanism: mechanism of every release.
+        ledger: the ledger.
+        releases: number of releases.
+        delta: δ at which every ε is computed.
+        secure: whether noise and batches come from a cryptographic generator.
+    """
     position = ledger.position
     at_least, tight = tight_interval(mechanism, releases, delta)
     return {

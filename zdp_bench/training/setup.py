@@ -133,7 +133,13 @@ def assign_subsets(
     data: Splits,
     cycle: int,
 ) -> np.ndarray:
-    """Return the index of each training example's or patient's subset, [n]; see `subsets`."""
+    """Return the index of the subset that each training example or patient is in, [n].
+
+    Args:
+        config: the run's configuration, which states whether steps draw patients.
+        data: the data set.
+        cycle: number of subsets; see `privacy.sampling.subsets`.
+    """
     if config.privacy.by_patient:
         _, identities = identify_owners(data, UNIT)
     else:

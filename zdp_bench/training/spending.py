@@ -92,7 +92,10 @@ def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: P
 def plan_spending(
     config: Run, data: Splits, mechanism: Mechanism, steps: int, home: Path
 ) -> Spending:
-    """Return what a run will spend if it takes all its steps."""
+    """Return what a run will spend if it takes all its steps.
+
+    The arguments are those of `reserve`. Nothing is written.
+    """
     return _spending_of(_plan_of(config, data, mechanism, steps), home, data.sources)
 
 

@@ -49,8 +49,8 @@ def write_template(kind: str, name: str, folder: Path) -> list[Path]:
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UserError(f"'{name}' cannot be a name: use a-z, 0-9 and _, and begin with a letter.")
-    taken = assets.group(assets.RECIPES) if kind == "recipe" else names(kind)
-    if name in taken:
+    existing_names = assets.group(assets.RECIPES) if kind == "recipe" else names(kind)
+    if name in existing_names:
         raise UserError(f"there is a {kind} '{name}' already; choose another name.")
     if kind == "recipe":
         templates = {folder / f"{name}.yaml": "recipe.yaml"}
