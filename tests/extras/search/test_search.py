@@ -185,7 +185,7 @@ def test_earlier_runs_of_the_recipe_leave_less_room_or_none(tmp_path: Path) -> N
     again = carry_out(results, RATES, epsilon=3.0, trials=2)
     assert again == found
     epsilon = together_of(earlier)
-    with pytest.raises(UserError, match=r"the 4 runs of .* already have .*, so nothing is left"):
+    with pytest.raises(UserError, match=r"the 4 runs of .* already, so nothing is left"):
         carry_out(results, RATES, epsilon=epsilon, trials=3)
 
 

@@ -195,7 +195,7 @@ def _require_budget_left(options: Search, config: Run, earlier_runs: Sequence[Sp
         ) from None
     if options.epsilon is not None and epsilon >= options.epsilon:
         raise UserError(
-            f"{option}: {runs} already have a tight ε of {show_epsilon(epsilon)}, so nothing is "
+            f"{option}: the tight ε of {runs} is {show_epsilon(epsilon)} already, so nothing is "
             "left for a search. Give a larger --epsilon, which includes theirs."
         )
 
@@ -217,8 +217,8 @@ def _name_runs(config: Run, runs: Sequence[Spending]) -> str:
 def _describe_earlier_runs(options: Search, config: Run, earlier_runs: Sequence[Spending]) -> str:
     epsilon = show_epsilon(_compose(config, earlier_runs))
     return (
-        f"--epsilon {options.epsilon:g}: {_name_runs(config, earlier_runs)} have spent a tight ε "
-        f"of {epsilon}; the {options.trials} trials share the rest, so that all runs together stay "
+        f"--epsilon {options.epsilon:g}: the tight ε of {_name_runs(config, earlier_runs)} is "
+        f"{epsilon}; the {options.trials} trials share the rest, so that all runs together stay "
         f"within {options.epsilon:g}"
     )
 
@@ -410,7 +410,7 @@ def find_limit(
     if epsilon_after <= options.epsilon:
         return ""
     return (
-        f"--epsilon {options.epsilon:g}: {runs} have a tight ε of {show_epsilon(epsilon_before)}, "
+        f"--epsilon {options.epsilon:g}: the tight ε of {runs} is {show_epsilon(epsilon_before)}, "
         f"and with trial {number} it would be {show_epsilon(epsilon_after)}, so the search ends "
         "before this trial. Raise --epsilon to run more trials."
     )
