@@ -365,8 +365,9 @@ def test_each_batch_is_trained_on_once(make: Make) -> None:
     batches = private.batches()
     batch = next(batches)
     private.step(batch)
-    with pytest.raises(UserError, match=r"takes the batch that .* yielded last"):
-        private.step(batch)
+    for other in (batch, None):
+        with pytest.raises(UserError, match=r"takes the batch that .* yielded last"):
+            private.step(other)  # type: ignore[arg-type]
     next(batches)
     with pytest.raises(UserError, match=r"step 1 was skipped"):
         next(batches)

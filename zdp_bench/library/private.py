@@ -256,7 +256,7 @@ class Private:
             signal.raise_signal(number)
 
     def _step(self, batch: Batch) -> None:
-        if batch is not self._pending:
+        if batch is None or batch is not self._pending:
             raise UserError(
                 "private.step takes the batch that private.batches() yielded last, and only once."
             )
