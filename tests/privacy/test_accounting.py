@@ -279,6 +279,9 @@ def test_affordable_steps_are_the_most_that_fit(scheme: Scheme) -> None:
     steps = acc.affordable_steps(release, DELTA, 1.0, 5000)
     assert 0 < steps < 5000
     assert tight_epsilon(release, steps, DELTA) <= 1.0 < tight_epsilon(release, steps + 1, DELTA)
+    spent = tight_epsilon(release, steps, DELTA)  # a budget may be spent to its end
+    assert acc.affordable_steps(release, DELTA, spent, steps) == steps
+    assert acc.affordable_steps(release, DELTA, spent, 5000) == steps
     assert acc.affordable_steps(release, DELTA, 1e9, 5000) == 5000
     assert acc.affordable_steps(mechanism(0.3, 0.9, scheme), DELTA, 0.5, 5000) == 0
 

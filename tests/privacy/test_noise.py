@@ -207,8 +207,9 @@ def test_noise_that_is_asked_for_together_has_the_bits_of_each_asked_alone() -> 
 @pytest.mark.parametrize("kind", ["circular", "correlated", "hermitian", "none", "real"])
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("factor", [0.3, 2.0])
 def test_a_sum_may_be_lazily_conjugated_and_multiplied_as_noise_is_laid_over_it(
-    kind: NoiseKind, lazy: bool, wide: bool, source: NoiseSource
+    kind: NoiseKind, factor: float, lazy: bool, wide: bool, source: NoiseSource
 ) -> None:
     more = {"correlated": {"rho": 0.5}, "hermitian": {"fft_dims": (0, 1)}}.get(kind, {})
     of = block(kind, (60, 71), std=0.0 if kind == "none" else 2.5, wide=wide, **more)
@@ -217,17 +218,17 @@ def test_a_sum_may_be_lazily_conjugated_and_multiplied_as_noise_is_laid_over_it(
         given = given.conj()
         assert given.is_conj()
     sum_ = given.resolve_conj().clone()
-    found = add_noise({of.name: given}, alone(of), source, 3, factor=0.3)[of.name]
+    found = add_noise({of.name: given}, alone(of), source, 3, factor)[of.name]
     assert not found.is_conj()
     if source.repeatable:
         expected = add_noise({of.name: sum_.clone()}, alone(of), source, 3)[of.name]
         reals = torch.view_as_real(expected) if expected.is_complex() else expected
-        reals.mul_(0.3)
+        reals.mul_(factor)
         assert torch.equal(found, expected)
     else:  # other noise each time: of its size
         parts = 2**0.5 if kind in ("circular", "correlated") else 1
-        size = (found - 0.3 * sum_).abs().square().mean().sqrt()
-        assert size == pytest.approx(0.3 * of.std * parts, rel=0.2)
+        size = (found - factor * sum_).abs().square().mean().sqrt()
+        assert size == pytest.approx(factor * of.std * parts, rel=0.2)
 
 
 def test_the_tails_are_those_of_a_normal_law(source: NoiseSource) -> None:
