@@ -207,6 +207,9 @@ def test_every_example_finds_the_model_as_the_first_does() -> None:
         torch.manual_seed(0)
         alone = reference.per_sample_gradients(model, loss, (inputs[i : i + 1], torch.zeros(1)))
         torch.testing.assert_close({name: g[i : i + 1] for name, g in found.items()}, alone)
+    outputs = reference.compute_outputs(model, inputs)
+    each = [reference.compute_outputs(model, example) for example in inputs.split(1)]
+    torch.testing.assert_close(outputs, torch.cat(each))
     assert model.passes == 0
     assert torch.equal(model.held[0], torch.ones(1, WIDTH))
 
