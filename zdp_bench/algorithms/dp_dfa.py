@@ -120,7 +120,7 @@ class DPDFA(Algorithm):
         self.front, self.connected = split_chain(problem.model)
         self.connected_parameters: list[nn.Parameter] = []
         for layer in self.connected.values():
-            self.connected_parameters += layer.parameters(recurse=False)
+            self.connected_parameters += layer.parameters()
         # Bound on ‖δ‖ of each fully connected layer: γβτ_e, and τ_e at the output.
         self.hidden_signal = slope * feedback_norm * error_clip
         hidden_layers = len(self.connected) - 1
