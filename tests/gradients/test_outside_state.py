@@ -73,6 +73,14 @@ class InASubclass(InAClass):
     pass
 
 
+class InItsClass:
+    largest: ClassVar[float] = 0.0
+
+    def __call__(self, value: float) -> float:
+        type(self).largest = max(self.largest, value)
+        return self.largest
+
+
 class WithSlots:
     __slots__ = ("__largest",)
 
@@ -230,6 +238,7 @@ HOLDERS: dict[str, Callable[[], Largest]] = {
     "a partial function": lambda: functools.partial(in_a_closure()),
     "a class": lambda: InAClass.remember,
     "a base class": lambda: InASubclass.remember,
+    "the class of an object": InItsClass,
     "slots": WithSlots,
     "an object beside a lock": BesideALock,
     "an attribute of a list": lambda: ListWithAttributes().remember,

@@ -29,6 +29,14 @@ def test_a_copy_of_a_ledger_belongs_to_the_process_that_is_sent_it() -> None:
     assert in_a_fork(act) == "1"
 
 
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_noise_cannot_be_drawn_again_from_the_first_secure_release_on(repeatable: bool) -> None:
+    tally = Tally(repeatable)
+    assert not tally.has_other_noise
+    tally.append(0)
+    assert tally.has_other_noise == (not repeatable)
+
+
 @pytest.mark.parametrize(("repeatable", "releases"), [(True, 5), (False, 8)])
 def test_a_step_drawn_again_counts_unless_it_repeats(
     path: Path, repeatable: bool, releases: int
