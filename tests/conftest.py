@@ -124,17 +124,9 @@ def _kept_compositions() -> Iterator[None]:
         yield
 
 
-def is_guarded(request: pytest.FixtureRequest) -> bool:
-    folder = request.path.relative_to(Path(__file__).parent).parts[0]
-    return folder in NO_RUNS
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _module_keeps_its_values(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail where a test changed a tensor, array or layer that its module shares."""
-    if not is_guarded(request):
-        yield
-        return
     before = shared_values(request.module)
     yield
     changed = differences(before, shared_values(request.module))
@@ -142,11 +134,8 @@ def _module_keeps_its_values(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _process_keeps_its_settings(request: pytest.FixtureRequest) -> Iterator[None]:
+def _process_keeps_its_settings() -> Iterator[None]:
     """Seed every generator; fail where the test leaves a setting of the process changed."""
-    if not is_guarded(request):
-        yield
-        return
     seed_all()
     before = process_settings()
     yield
