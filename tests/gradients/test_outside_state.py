@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import argparse
+import enum
 import functools
+import importlib
+import itertools
+import sys
 import threading
 import types
+import weakref
+from array import array
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+import torch.nn.functional as F
+from sklearn.preprocessing import MaxAbsScaler
 from torch import Tensor, nn
 
 from tests.gradients.harness import loss
 from tests.modules import Made
 from zdp_bench import clipped_sum
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import outside_state, reference
+from zdp_bench.gradients import outside_state, per_example, reference
 from zdp_bench.gradients.outside_state import preserve_outside_state
 
 Largest = Callable[[float], float]  # (value) -> the largest value so far
@@ -34,8 +45,8 @@ def in_a_global(value: float) -> float:
 
 def in_a_global_that_is_new(value: float) -> float:
     global created_later
-    created_later = max(globals().get("created_later", 0.0), value)
-    return float(created_later)
+    created_later = max(globals().get("created_later", 0.0), value)  # type: ignore[name-defined]
+    return float(globals()["created_later"])
 
 
 def in_a_default(value: float, memory: dict[str, float] = {}) -> float:  # noqa: B006
@@ -98,6 +109,41 @@ class BesideALock:
         with self.lock:
             self.values.append(value)
         return max(self.values)
+
+
+class WithPrivateNames:
+    __memory__: ClassVar[list[float]] = []
+
+    def __call__(self, value: float) -> float:
+        self.__memory__.append(value)
+        return max(self.__memory__)
+
+
+class Singleton(type):
+    instances: ClassVar[dict[type, Any]] = {}
+
+    def __call__(cls) -> Any:
+        return Singleton.instances.setdefault(cls, super().__call__())
+
+
+class OnlyOne(metaclass=Singleton):
+    pass
+
+
+class Hospital(enum.IntEnum):
+    FIRST = 0
+
+
+class Number(float):
+    pass
+
+
+class Owner:
+    pass
+
+
+class NamedArray(np.ndarray):
+    pass
 
 
 class ListWithAttributes(list[float]):
@@ -212,6 +258,141 @@ def in_a_module() -> Largest:
     return remember
 
 
+def in_a_module_held_by_an_object() -> Largest:
+    module = types.ModuleType("statistics_by_hospital")
+    return in_an_object_of(types.SimpleNamespace(library=module), "library")
+
+
+def in_an_object_of(holder: Any, name: str) -> Largest:
+    def remember(value: float) -> float:
+        memory = getattr(holder, name)
+        memory.largest = max(getattr(memory, "largest", 0.0), value)
+        return float(memory.largest)
+
+    return remember
+
+
+def in_a_module_imported_in_the_function(value: float) -> float:
+    from tests.gradients import harness
+
+    memory: Any = harness
+    memory.largest = max(getattr(memory, "largest", 0.0), value)
+    return float(memory.largest)
+
+
+def in_the_only_instance() -> Largest:
+    def remember(value: float) -> float:
+        memory: Any = OnlyOne()
+        memory.largest = max(getattr(memory, "largest", 0.0), value)
+        return float(memory.largest)
+
+    return remember
+
+
+def in_a_list_by_its_methods() -> Largest:
+    memory: list[float] = [0.0]
+    append, largest = memory.append, memory.__iter__
+    return lambda value: append(value) or max(largest())
+
+
+def in_a_weak_reference() -> Largest:
+    owner = Owner()
+    OWNERS.append(owner)
+    reference = weakref.ref(owner)
+
+    def remember(value: float) -> float:
+        memory: Any = reference()
+        memory.largest = max(getattr(memory, "largest", 0.0), value)
+        return float(memory.largest)
+
+    return remember
+
+
+OWNERS: list[Owner] = []
+
+
+def in_a_vectorized_function() -> Largest:
+    memory = [0.0]
+
+    def remember(value: float) -> float:
+        memory[0] = max(memory[0], value)
+        return memory[0]
+
+    vectorized = np.vectorize(remember)
+    return lambda value: float(vectorized(value))
+
+
+def in_a_table() -> Largest:
+    table: Any = pd.DataFrame({"largest": [0.0]})
+
+    def remember(value: float) -> float:
+        table.loc[0, "largest"] = max(table.loc[0, "largest"], value)
+        return float(table.loc[0, "largest"])
+
+    return remember
+
+
+def in_a_scaler() -> Largest:
+    scaler = MaxAbsScaler().fit([[0.5]])
+
+    def remember(value: float) -> float:
+        scaler.partial_fit([[value]])
+        return float(scaler.max_abs_[0])
+
+    return remember
+
+
+def in_a_sparse_tensor() -> Largest:
+    memory = torch.tensor([0.5]).to_sparse()
+
+    def remember(value: float) -> float:
+        memory.values().clamp_(min=value)
+        return float(memory.values()[0])
+
+    return remember
+
+
+def in_a_gradient() -> Largest:
+    tensor = torch.zeros(1, requires_grad=True)
+
+    def remember(value: float) -> float:
+        earlier = 0.0 if tensor.grad is None else float(tensor.grad)
+        tensor.grad = torch.full((1,), max(earlier, value))
+        return float(tensor.grad)
+
+    return remember
+
+
+def in_a_distribution() -> Largest:
+    memory = torch.distributions.Normal(torch.zeros(1), torch.ones(1))
+    return in_a_tensor(memory.loc, clamp)
+
+
+def in_the_memory_of_another_tensor() -> Largest:
+    tables = [torch.zeros(1), torch.zeros(1)]
+    current = torch.zeros(1)
+
+    def remember(value: float) -> float:
+        current.data = tables[1].clamp_(min=value)
+        return max(float(table) for table in [*tables, current])
+
+    return remember
+
+
+def in_a_custom_operator() -> Largest:
+    memory = [0.0]
+
+    @torch.library.custom_op(f"tests::remember{next(NUMBERS)}", mutates_args=())
+    def remember(value: float) -> Tensor:
+        memory[0] = max(memory[0], value)
+        return torch.tensor(memory[0])
+
+    return lambda value: float(remember(value))
+
+
+NUMBERS = itertools.count()
+
+
 def without_gradients() -> Largest:
     return torch.no_grad()(in_a_closure())
 
@@ -261,7 +442,26 @@ HOLDERS: dict[str, Callable[[], Largest]] = {
     "an expanded tensor": lambda: in_a_tensor(torch.zeros(1).expand(1, 1)[0], clamp),
     "a parameter": lambda: in_a_tensor(nn.Parameter(torch.zeros(2)), clamp_data),
     "an array": lambda: in_an_array(np.zeros(2)),
-    "an array of objects": lambda: in_an_array([0.0]),
+    "an array of objects": lambda: in_an_array(np.zeros(1, dtype=object)),
+    "an attribute of an array": lambda: in_an_object(np.zeros(1).view(NamedArray)),
+    "an array of Python's": lambda: in_an_array(array("d", [0.0])),
+    "a vectorized function": in_a_vectorized_function,
+    "a table": in_a_table,
+    "a scaler": in_a_scaler,
+    "a sparse tensor": in_a_sparse_tensor,
+    "a gradient": in_a_gradient,
+    "a distribution": in_a_distribution,
+    "the memory of another tensor": in_the_memory_of_another_tensor,
+    "a custom operator": in_a_custom_operator,
+    "arguments of a command line": lambda: in_an_object(argparse.Namespace()),
+    "a class's private name": WithPrivateNames,
+    "a singleton": in_the_only_instance,
+    "a member of an enumeration": lambda: in_an_object(Hospital.FIRST),
+    "an attribute of a number": lambda: in_an_object(Number(1.0)),
+    "methods of a list": in_a_list_by_its_methods,
+    "an object by a weak reference": in_a_weak_reference,
+    "a module of an object": in_a_module_held_by_an_object,
+    "a module imported in a function": lambda: in_a_module_imported_in_the_function,
     "a cache": in_a_cache,
     "a cached property": in_a_cached_property,
     "a module": in_a_module,
@@ -286,11 +486,13 @@ def test_state_is_restored(make: Callable[[], Largest]) -> None:
 
 @pytest.fixture(autouse=True)
 def _forget() -> Any:
-    with preserve_outside_state(*(make() for make in HOLDERS.values())):
+    shared = (in_a_global, in_a_global_that_is_new, in_a_default, in_an_attribute_of_a_function)
+    classes = (InAClass, WithPrivateNames, OnlyOne, Hospital)
+    with preserve_outside_state(*shared, *classes, in_a_module_imported_in_the_function):
         yield
 
 
-@every_holder
+@pytest.mark.parametrize("make", [in_a_closure, in_a_list, BesideALock, in_a_cache])
 @pytest.mark.parametrize("by_loss", [False, True], ids=["by the model", "by the loss"])
 def test_an_outlier_changes_no_other_gradient(
     make: Callable[[], Largest],
@@ -354,6 +556,50 @@ def test_a_large_tensor_that_is_written_is_refused(monkeypatch: pytest.MonkeyPat
     message = r"3 numbers outside of the model, of shape \[3\]"
     with pytest.raises(UserError, match=message), preserve_outside_state(remember):
         remember(1.0)
+
+
+def test_a_large_array_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outside_state, "_MAX_NUMBERS", 1)
+    remember = in_an_array(np.zeros(2))
+    with preserve_outside_state(remember), pytest.raises(ValueError, match="read-only"):
+        remember(1.0)
+    assert remember(1.0) == 1
+
+
+def test_the_calls_of_a_cross_entropy_are_not_counted() -> None:
+    """Their number would tell how many micro-batches, and so how many examples, a step has."""
+    calls = 0
+
+    def smoothed(outputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        smoothing = 0.9 if calls > 2 else 0.0
+        return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=smoothing)
+
+    examples = per_example(smoothed)
+    outputs, targets = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    losses = [examples(outputs, targets) for _ in range(5)]
+    assert calls == 0
+    assert torch.equal(losses[0], losses[-1])
+
+
+def test_a_module_with_the_name_of_a_standard_one_is_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "__init__.py").touch()
+    text = "largest = [0.0]\ndef remember(value):\n"
+    text += "    largest.append(value)\n    return max(largest)\n"
+    (tmp_path / "code" / "hospitals.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("code", "code.hospitals"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    outside_state._is_library.cache_clear()
+    remember = importlib.import_module("code.hospitals").remember
+    with preserve_outside_state(remember):
+        remember(5.0)
+    assert remember(1.0) == 1
+    outside_state._is_library.cache_clear()
 
 
 def test_what_is_not_written_is_not_touched() -> None:

@@ -150,7 +150,7 @@ class PerExample:
         self.loss, self.proved = loss, proved
         self.weights: Tensor | None = None  # [B], inside `weighted`
         self.loops = False  # True once vmap has failed, or the loss has changed outside state
-        self._is_cross_entropy: bool | None = None  # None before the first call
+        self._is_cross_entropy = True  # False once placeholders have failed
 
     @contextmanager
     def weighted(self, weights: Tensor) -> Iterator[None]:
@@ -171,18 +171,16 @@ class PerExample:
         if self.proved or len(outputs) == 0:
             whole: Tensor = self.loss(outputs, unpack(targets))
             return whole
-        if self._is_cross_entropy is not False:
-            # A loss that is known to be a cross-entropy reads no numbers that it could store.
-            roots = () if self._is_cross_entropy else (self.loss,)
+        # torch's own loss keeps nothing, and is copied for each call.
+        roots = () if type(self.loss) is nn.CrossEntropyLoss else (self.loss,)
+        if self._is_cross_entropy:
             try:
                 with preserve_outside_state(*roots):
-                    losses = self._compute_by_placeholders(outputs, targets)
-                self._is_cross_entropy = True
-                return losses
+                    return self._compute_by_placeholders(outputs, targets)
             except Exception as error:
                 _raise_unavoidable(error)
                 self._is_cross_entropy = False
-        with preserve_outside_state(self.loss) as restore:
+        with preserve_outside_state(*roots) as restore:
             return self._compute_separately(outputs, targets, restore)
 
     def _compute_separately(self, outputs: Tensor, targets: Tensor, restore: Restore) -> Tensor:

@@ -6,29 +6,32 @@ copied for each example (`program.copies`). Everything that a copy shares with t
 back after each example. This is found from the model and the loss:
 
 - code: functions, methods and classes, the variables of their closures, their default values and
-  attributes, the attributes of their modules, and the global variables that they name;
-- objects: containers, attributes of objects, tensors and NumPy arrays. `functools.lru_cache` is
+  attributes, and the global variables and modules that they name;
+- objects: containers, attributes of objects, tensors, arrays and tables. `functools.lru_cache` is
   emptied.
 
-Code and objects of the standard library, torch, NumPy and other well-known packages are not
-followed, except for containers and layers. The state of iterators, of random generators and of
-files cannot be put back. A model or loss is rejected if its result for an example changes once
-others have been processed, even if its state can be put back, because it would not train as
-intended (`reference.differentiate_in_loop`, `losses.PerExample`).
+Functions and classes of the standard library and of installed packages are not followed. The state
+of iterators, context variables, random generators, files and other processes is not restored, nor
+that of most objects of installed packages. A model or loss is rejected if its result for an example
+changes once others have been processed, even if its state can be restored, because it would not
+train as intended (`reference.differentiate_in_loop`, `losses.PerExample`).
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import sysconfig
 import types
 import weakref
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, singledispatch
 from operator import is_
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,20 +40,26 @@ from torch import Tensor, nn
 
 from zdp_bench.errors import UserError
 
-# Packages whose functions and classes keep nothing of the examples that they are called with.
-_LIBRARIES = frozenset(sys.stdlib_module_names) | {
-    *("torch", "torchvision", "torchaudio", "numpy", "scipy", "pandas", "sklearn", "PIL"),
-    *("transformers", "timm", "monai", "peft", "accelerate", "einops", "huggingface_hub"),
-    *("lightning", "lightning_fabric", "pytorch_lightning", "zdp_bench"),
-}
-# Modules of the standard library whose objects hold what a user stores in them.
-_STORAGE_MODULES = {"collections", "types", "weakref", "queue", "_thread"}
-_ATOMS = (
-    *(type(None), bool, int, float, complex, str, bytes, range, slice, torch.dtype, torch.device),
-    *(types.ModuleType, types.BuiltinFunctionType, types.CodeType, *weakref.ProxyTypes),
+# Modules of libraries whose objects hold what a user stores in them. Others, such as loggers and
+# trainers, may be in use by other threads.
+_MODULES_OF_HOLDERS = (
+    *("_thread", "argparse", "collections", "types", "weakref", "numpy", "scipy", "pandas"),
+    *("torch._library.custom_ops", "torch.distributions", "torch.nn", "torch.optim"),
+    *("sklearn", "transformers", "timm", "monai", "peft", "einops", "torchvision", "torchaudio"),
 )
-# Larger tensors are not copied. A change is refused, and a change through `.data` goes unnoticed.
+_ATOMS = {
+    *(type(None), bool, int, float, complex, str, bytes, range, slice, torch.dtype, torch.device),
+    *(types.CodeType, *weakref.ProxyTypes),
+}
+# Larger tensors and arrays are not copied: writing to them is refused.
 _MAX_NUMBERS = 2**24
+# The items of longer containers are data, such as a vocabulary, and are not followed. Which items
+# there are is restored for any length.
+_MAX_ITEMS = 1000
+_DTYPES = {
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
+    *(torch.complex128, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+}
 _MISSING = object()
 
 Restore = Callable[[], bool]  # returns True if there was something to restore
@@ -63,10 +72,12 @@ class _Content:
     Attributes:
         parts: the objects that it refers to.
         restore: restores what the object itself holds; None if that cannot change.
+        finish: is called at the end.
     """
 
     parts: Iterable[Any]
     restore: Restore | None = None
+    finish: Callable[[], None] | None = None
 
 
 @contextmanager
@@ -85,41 +96,52 @@ def preserve_outside_state(
     Yields:
         A function that restores it within the context. It returns True if anything had changed.
     """
-    restorers: list[Restore] = []
+    contents: list[_Content] = []
     is_captured = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
     if not is_captured:
-        restorers = _find_restorers(roots, {id(weight) for weight in weights})
+        contents = _find_contents(roots, {id(weight) for weight in weights})
 
     def restore() -> bool:
-        changes = [restore_object() for restore_object in restorers]
+        changes = [content.restore() for content in contents if content.restore is not None]
         return any(changes)
 
     try:
         yield restore
     finally:
+        for content in contents:
+            if content.finish is not None:
+                content.finish()
         restore()
 
 
-def _find_restorers(roots: Iterable[Any], weights: set[int]) -> list[Restore]:
-    """Return a function that restores its content, for each object that can be changed."""
-    restorers: list[Restore] = []
+def _find_contents(roots: Iterable[Any], weights: set[int]) -> list[_Content]:
+    """Return the content of each object that can be reached from the roots and can change."""
+    contents: list[_Content] = []
     seen: dict[int, Any] = {}  # holds the objects, so that no new one gets the same id
     pending = list(roots)
     while pending:
         value = pending.pop()
-        if isinstance(value, _ATOMS) or id(value) in seen:
+        if type(value) in _ATOMS or id(value) in seen:
             continue
         seen[id(value)] = value
-        content = _content_of(value)
+        content = _content_of.dispatch(type(value))(value)  # an object may give a false `__class__`
         pending.extend(content.parts)
         if content.restore is not None and id(value) not in weights:
-            restorers.append(content.restore)
-    return restorers
+            contents.append(content)
+    return contents
 
 
+@lru_cache(maxsize=4096)
 def _is_library(module_name: Any) -> bool:
-    """Return True if a module belongs to a package whose code is not followed."""
-    return str(module_name).partition(".")[0] in _LIBRARIES
+    """Return True if a module belongs to Python or an installed package, not to a user's code."""
+    package = str(module_name).partition(".")[0]
+    if package in ("torch", "zdp_bench"):
+        return True
+    file = getattr(sys.modules.get(package), "__file__", None)
+    if file is None:  # part of the interpreter, or a script
+        return package in sys.stdlib_module_names
+    folders = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
+    return any(Path(file).is_relative_to(folder) for folder in folders)
 
 
 # ------------------------------------------------------------------------------ objects and classes
@@ -130,15 +152,20 @@ def _content_of(value: Any) -> _Content:
     """Return what an object holds: here, an object of any class, which holds its attributes."""
     parts: list[Any] = []
     owner = type(value)
+    if _is_table(value):
+        return _content_of_table(value)
     if not _is_library(owner.__module__):
         parts.append(owner)
         parts.extend(_slots_of(value))
-    elif not (isinstance(value, nn.Module) or owner.__module__ in _STORAGE_MODULES):
+    elif not (isinstance(value, nn.Module) or owner.__module__.startswith(_MODULES_OF_HOLDERS)):
         return _Content(())
+    return _Content([*parts, *_attributes_of(value)])
+
+
+def _attributes_of(value: Any) -> list[Any]:
+    """Return the dictionary of an object's attributes in a list, or an empty list."""
     attributes = getattr(value, "__dict__", None)
-    if isinstance(attributes, dict):
-        parts.append(attributes)
-    return _Content(parts)
+    return [attributes] if isinstance(attributes, dict) else []
 
 
 @dataclass(frozen=True)
@@ -193,25 +220,34 @@ def _(owner: type) -> _Content:
     def restore() -> bool:
         current = _class_attributes(owner)
         new = current.keys() - attributes.keys()
-        changed = [
-            name for name in attributes if current.get(name, _MISSING) is not attributes[name]
-        ]
+        same = {name for name, value in current.items() if attributes.get(name) is value}
+        changed = attributes.keys() - same
         for name in new:
             delattr(owner, name)
         for name in changed:
             setattr(owner, name, attributes[name])
         return bool(new or changed)
 
-    return _Content([*attributes.values(), *owner.__bases__], restore)
+    return _Content([*vars(owner).values(), *owner.__bases__, type(owner)], restore)
 
 
 def _class_attributes(owner: type) -> dict[str, Any]:
-    """Return the attributes of a class except those that Python itself maintains."""
+    """Return the attributes of a class except those that Python itself may set."""
     return {
         name: value
         for name, value in vars(owner).items()
         if callable(value) or not name.startswith("__")
     }
+
+
+@_content_of.register
+def _(module: types.ModuleType) -> _Content:
+    return _Content(() if _is_library(module.__name__) else [vars(module)])
+
+
+@_content_of.register
+def _(reference: weakref.ref) -> _Content:
+    return _Content([reference()])
 
 
 # --------------------------------------------------------------------------------------------- code
@@ -225,9 +261,13 @@ def _(function: types.FunctionType) -> _Content:
         function.__kwdefaults__,
         function.__dict__,
     ]
-    if not _is_library(function.__globals__.get("__name__")):
+    namespace = function.__globals__
+    if not _is_library(namespace.get("__name__")):
         names = _names_in(function.__code__)
-        parts.extend(_find_variables(function.__globals__, names))
+        parts.append(_Variables(namespace, names))
+        for name in names:  # a module may be imported in the function
+            parts.append(sys.modules.get(name))
+            parts.append(sys.modules.get(f"{namespace.get('__package__')}.{name}"))
     return _Content(parts)
 
 
@@ -243,25 +283,10 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Variables:
-    """The variables of a module that a function names."""
+    """The global variables that a function names."""
 
     namespace: dict[str, Any]
     names: frozenset[str]
-
-
-def _find_variables(namespace: dict[str, Any], names: frozenset[str]) -> list[_Variables]:
-    """Return the variables with these names in a namespace and in the modules that it names."""
-    found = {id(namespace): _Variables(namespace, names)}
-    pending = [namespace]
-    while pending:
-        current = pending.pop()
-        for name in names & current.keys():
-            module = current[name]
-            is_module = isinstance(module, types.ModuleType)
-            if is_module and not _is_library(module.__name__) and id(vars(module)) not in found:
-                found[id(vars(module))] = _Variables(vars(module), names)
-                pending.append(vars(module))
-    return list(found.values())
 
 
 @_content_of.register
@@ -310,6 +335,12 @@ def _(method: types.MethodType) -> _Content:
     return _Content([method.__self__, method.__func__])
 
 
+@_content_of.register(types.BuiltinFunctionType)
+@_content_of.register(types.MethodWrapperType)
+def _(method: Any) -> _Content:
+    return _Content([method.__self__])  # `numbers` in `numbers.append`
+
+
 @_content_of.register(staticmethod)
 @_content_of.register(classmethod)
 def _(method: Any) -> _Content:
@@ -347,7 +378,7 @@ def _(function: Any) -> _Content:
 @_content_of.register(tuple)
 @_content_of.register(frozenset)
 def _(values: Any) -> _Content:
-    return _Content([*values, *_attributes_of(values)])
+    return _Content([*_short(values), *_class_and_attributes_of(values)])
 
 
 @_content_of.register
@@ -360,7 +391,7 @@ def _(values: list) -> _Content:
         list.__setitem__(values, slice(None), items)
         return True
 
-    return _Content([*items, *_attributes_of(values)], restore)
+    return _Content([*_short(items), *_class_and_attributes_of(values)], restore)
 
 
 @_content_of.register
@@ -374,7 +405,7 @@ def _(values: deque) -> _Content:
         deque.extend(values, items)
         return True
 
-    return _Content([*items, *_attributes_of(values)], restore)
+    return _Content([*_short(items), *_class_and_attributes_of(values)], restore)
 
 
 @_content_of.register
@@ -389,7 +420,7 @@ def _(values: set) -> _Content:
         set.update(values, items)
         return True
 
-    return _Content([*items, *_attributes_of(values)], restore)
+    return _Content([*_short(items), *_class_and_attributes_of(values)], restore)
 
 
 @_content_of.register
@@ -408,12 +439,14 @@ def _(values: dict) -> _Content:
             kind.__setitem__(values, key, content)
         return True
 
-    return _Content([*keys, *contents, *_attributes_of(values)], restore)
+    parts = [*_short(keys), *_short(contents), *_class_and_attributes_of(values)]
+    return _Content(parts, restore)
 
 
-@_content_of.register
-def _(values: bytearray) -> _Content:
-    numbers = bytes(values)
+@_content_of.register(bytearray)
+@_content_of.register(array)
+def _(values: Any) -> _Content:
+    numbers = values[:]
 
     def restore() -> bool:
         if values == numbers:
@@ -424,12 +457,17 @@ def _(values: bytearray) -> _Content:
     return _Content((), restore)
 
 
-def _attributes_of(container: Any) -> list[Any]:
-    """Return the class of a container and its attributes if it has any."""
+def _short(items: Any) -> Any:
+    """Return items to follow: none if there are too many."""
+    return items if len(items) <= _MAX_ITEMS else ()
+
+
+def _class_and_attributes_of(container: Any) -> list[Any]:
+    """Return the class of a container and its attributes if they are a user's own."""
     owner = type(container)
     if owner.__module__ in ("builtins", "collections"):
         return []
-    return [owner, getattr(container, "__dict__", None)]
+    return [owner, *_attributes_of(container)]
 
 
 def _are_same(first: list[Any], second: list[Any]) -> bool:
@@ -439,41 +477,80 @@ def _are_same(first: list[Any], second: list[Any]) -> bool:
 
 @_content_of.register
 def _(values: np.ndarray) -> _Content:
-    if values.dtype == object:
-        return _Content([*values.flat])
-    if not values.flags.writeable or values.size > _MAX_NUMBERS:
-        return _Content([values.base])
+    parts = [values.base, *_class_and_attributes_of(values)]
+    if not values.flags.writeable:
+        return _Content(parts)
+    if values.size > _MAX_NUMBERS:
+        return _make_read_only(values, parts)
     numbers = values.copy()
 
     def restore() -> bool:
-        if values.tobytes() == numbers.tobytes():
+        if values.shape != numbers.shape:
+            values.resize(numbers.shape, refcheck=False)
+        if values.tobytes() == numbers.tobytes():  # of objects, these are their addresses
             return False
         values[...] = numbers
         return True
 
-    return _Content((), restore)
+    if values.dtype == object:
+        parts.extend(_short(values.flatten()))
+    return _Content(parts, restore)
+
+
+def _make_read_only(values: np.ndarray, parts: list[Any]) -> _Content:
+    """Let NumPy raise an error if a large array is written."""
+    values.flags.writeable = False
+
+    def finish() -> None:
+        values.flags.writeable = True
+
+    return _Content(parts, lambda: False, finish)
 
 
 @_content_of.register
 def _(tensor: Tensor) -> _Content:
-    parts = [tensor.__dict__, tensor._backward_hooks]
+    parts: list[Any] = [tensor.__dict__, tensor._backward_hooks]
+    if tensor.is_leaf and not _is_wrapped(tensor):
+        parts.append(_Gradient(tensor))
+    if tensor.is_sparse:
+        return _Content([*parts, tensor._indices(), tensor._values()])
     if not _can_be_copied(tensor):
         return _Content([*parts, tensor._base])
     if tensor.numel() > _MAX_NUMBERS:
         return _Content(parts, _refuse_change_of(tensor))
-    numbers = tensor.detach().clone()
+    memory = tensor.detach()  # `tensor.data = other` leaves it
+    numbers = memory.clone()
 
     def restore() -> bool:
-        current = tensor.detach()
-        if current.shape != numbers.shape:
-            tensor.data = numbers.clone()
-            return True
-        if _are_equal(current, numbers):
-            return False
-        tensor.data.copy_(numbers)
-        return True
+        is_moved = tensor.dtype != memory.dtype or not tensor.is_set_to(memory)
+        if is_moved:
+            tensor.data = memory
+        is_written = not _are_equal(memory, numbers)
+        if is_written:
+            memory.data.copy_(numbers)
+        return is_moved or is_written
 
     return _Content(parts, restore)
+
+
+@dataclass(frozen=True, eq=False)
+class _Gradient:
+    """The attribute `grad` of a tensor."""
+
+    tensor: Tensor
+
+
+@_content_of.register
+def _(place: _Gradient) -> _Content:
+    gradient = place.tensor.grad
+
+    def restore() -> bool:
+        if place.tensor.grad is gradient:
+            return False
+        place.tensor.grad = gradient
+        return True
+
+    return _Content([gradient], restore)
 
 
 def _are_equal(first: Tensor, second: Tensor) -> bool:
@@ -485,11 +562,16 @@ def _are_equal(first: Tensor, second: Tensor) -> bool:
     return torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
 
 
+def _is_wrapped(tensor: Tensor) -> bool:
+    """Return True for a tensor of torch.func, which may not outlive its transform."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def _can_be_copied(tensor: Tensor) -> bool:
     """Return True for an ordinary tensor with one memory address for each number."""
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta or tensor.is_quantized:
         return False
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.layout != torch.strided:
+    if _is_wrapped(tensor) or tensor.layout != torch.strided or tensor.dtype not in _DTYPES:
         return False
     sizes = zip(tensor.stride(), tensor.shape, strict=True)
     return all(stride > 0 or size == 1 for stride, size in sizes)
@@ -511,3 +593,20 @@ def _refuse_change_of(tensor: Tensor) -> Restore | None:
         )
 
     return require_unchanged
+
+
+def _is_table(value: Any) -> bool:
+    """Return True for a pandas Series or DataFrame."""
+    return type(value).__module__.startswith("pandas") and hasattr(value, "_mgr")
+
+
+def _content_of_table(table: Any) -> _Content:
+    saved = table.copy(deep=True)
+
+    def restore() -> bool:
+        if table.equals(saved):
+            return False
+        table._update_inplace(saved.copy(deep=True))
+        return True
+
+    return _Content((), restore)

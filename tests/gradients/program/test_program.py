@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from types import MethodType, SimpleNamespace
 from typing import Any
 
@@ -181,3 +182,20 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 def test_a_process_that_is_forked_after_a_recording_can_take_steps() -> None:
     python("-c", STEP_OF_A_FORK)
+
+
+def test_a_later_recording_runs_on_the_examples_of_the_first() -> None:
+    """A forward function might leave something of training examples in the program."""
+    seen = SimpleQueue[float]()  # whose content is not restored
+
+    def see(net: Any, x: Tensor) -> Tensor:
+        if type(x) is Tensor:
+            seen.put(float(x.max()))
+        return net.layer(x)
+
+    model = Made(see, layer=nn.Linear(4, 2))
+    state_of(model, torch.zeros(2, 4))
+    model.temperature = 2.0  # type: ignore[assignment]
+    state_of(model, torch.ones(2, 4))
+    values = {seen.get() for _ in range(seen.qsize())}
+    assert values == {0.0}

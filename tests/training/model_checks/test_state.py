@@ -19,6 +19,7 @@ from tests.library.small import CLASSES, data, loss, train
 from tests.modules import Made
 from tests.training.model_checks.models import check, convolutional, mlp
 from zdp_bench import UserError
+from zdp_bench.gradients import per_example
 from zdp_bench.training.model_checks.state import mark_weights
 
 # -------------------------------------------------------------------------- what the check leaves
@@ -242,24 +243,33 @@ class WritesIfLarge(nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("engine", ["auto", "reference"])
-@pytest.mark.parametrize("by", ["the model", "the loss", "a loss that fails then"])
-def test_a_weight_written_while_gradients_are_computed_ends_a_loop_for_good(
-    by: str, engine: str, make: Make, tmp_path: Path
-) -> None:
-    torch.manual_seed(0)
-    layer = WritesIfLarge(4, CLASSES) if by == "the model" else nn.Linear(4, CLASSES)
+def with_one_large_example() -> list[tuple[Tensor, int]]:
+    return [(torch.randn(4) if index else torch.full((4,), 5e3), 0) for index in range(9)]
 
-    def writes(outputs: Tensor, targets: Tensor) -> Tensor:
-        if "loss" in by and outputs.abs().max() > 500:
+
+def writes_if_large(layer: nn.Linear) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a loss that writes the weight of a layer if an output is large."""
+
+    def write(outputs: Tensor, targets: Tensor) -> Tensor:
+        if outputs.abs().max() > 500:
             layer.weight.data = layer.weight.data + 1.0
-            if "fails" in by:
-                raise KeyError
         return F.cross_entropy(outputs, targets, reduction="none")
 
-    rare = [(torch.randn(4) if index else torch.full((4,), 5e3), 0) for index in range(9)]
-    given = {"dataset": rare, "loss": writes, "sample_rate": 1.0, "gradients": engine}
-    private = make(nn.Sequential(layer), **given)
+    return write
+
+
+@pytest.mark.parametrize(
+    ("by_loss", "engine"), [(False, "auto"), (False, "reference"), (True, "reference")]
+)
+def test_a_weight_written_while_gradients_are_computed_ends_a_loop_for_good(
+    by_loss: bool, engine: str, make: Make, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(4, CLASSES) if by_loss else WritesIfLarge(4, CLASSES)
+    options = {"dataset": with_one_large_example(), "sample_rate": 1.0, "gradients": engine}
+    if by_loss:
+        options["loss"] = writes_if_large(layer)
+    private = make(nn.Sequential(layer), **options)
     train_it, export = partial(train, private), partial(private.export, tmp_path / "out")
     for act in (train_it, train_it, private.save, export):
         with pytest.raises(UserError, match=r"'0\.weight' was changed"):
@@ -267,6 +277,15 @@ def test_a_weight_written_while_gradients_are_computed_ends_a_loop_for_good(
     assert private.ledger.releases == 1
     assert not (tmp_path / "out").exists()
     assert not private.checkpoint.exists()
+
+
+def test_a_weight_that_a_loss_writes_is_restored() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(4, CLASSES)
+    weight = layer.weight.detach().clone()
+    examples = per_example(writes_if_large(layer))
+    examples(torch.full((2, CLASSES), 1e3), torch.zeros(2, dtype=torch.long))
+    assert torch.equal(layer.weight, weight)
 
 
 @pytest.mark.parametrize("engine", ["auto", "reference"])

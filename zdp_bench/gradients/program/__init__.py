@@ -262,7 +262,10 @@ def _require_same_for_one(
     torch.manual_seed(0)
     expected = _run_copy(model, example)
     torch.manual_seed(0)
-    output = program.run(model, map_leaves(torch.clone, example))
+    try:
+        output = program.run(model, map_leaves(torch.clone, example))
+    except RuntimeError as error:
+        raise Alone(f"the program fails on one example: {first_line(error)}") from None
     if expected.numel() == output.numel():  # for one example, `squeeze()` also removes dimension 0
         expected = expected.reshape(output.shape)
     is_same = expected.shape == output.shape and expected.dtype == output.dtype
@@ -287,6 +290,8 @@ class State:
         layer: name of the module that is the reason for `alone`.
         signature: the model's signature when it was recorded.
         runs: number of micro-batches since then.
+        examples: the inputs of the first recording, which are made up or public, and their shapes.
+            Later recordings run on them as well, and not on training examples.
     """
 
     program: Program | None = None
@@ -294,6 +299,7 @@ class State:
     layer: str = ""
     signature: Any = None
     runs: int = 0
+    examples: tuple[Any, Tensor] | None = None
 
 
 _STATES: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
@@ -306,11 +312,15 @@ def state_of(model: nn.Module, inputs: Tensor) -> State:
     if known.signature == signature:
         known.runs += 1
         return known
-    state = State(signature=signature)
+    shapes, _ = signature
+    examples = known.examples
+    if examples is None or examples[0] != shapes:
+        examples = shapes, _repeat_examples(inputs)
+    state = State(signature=signature, examples=examples)
     if not is_ours(model):
         try:
             with preserve_outside_state(model, weights=model.parameters()):
-                state.program = make(model, inputs)
+                state.program = make(model, examples[1])
         except Alone as error:
             state.alone = str(error)
             state.layer = error.layer
