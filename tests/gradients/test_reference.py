@@ -235,6 +235,14 @@ def test_a_pass_that_writes_into_its_example_changes_no_batch() -> None:
     assert all((part == 1).all() for part in batch)
 
 
+def test_gradients_record_no_graph_whatever_a_hook_returns() -> None:
+    model = nn.Linear(WIDTH, WIDTH)
+    model.weight.register_hook(lambda gradient: model.weight)
+    batch = torch.ones(2, WIDTH), torch.ones(2)
+    gradients = reference.differentiate_in_loop(model, loss, batch)
+    assert not any(gradient.requires_grad for gradient in gradients.values())
+
+
 class Decides(nn.Module):
     """Acts if an example has a large number."""
 

@@ -228,6 +228,31 @@ def test_a_ledgers_ending_is_its_size_and_last_bytes(path: Path) -> None:
     assert content.endswith(last_bytes)
 
 
+@pytest.mark.parametrize("fault", ["continued", "deleted"])
+def test_a_closed_ledger_counts_until_its_file_is_not_as_it_was_closed(
+    path: Path, fault: str
+) -> None:
+    ledger = Ledger(path, MECHANISM, repeatable=True)
+    ledger.append(0)
+    ledger.close()
+    ledger.sync()
+    if fault == "continued":
+        write(path, 1)
+    else:
+        path.unlink()
+    with pytest.raises(UserError, match="after it was closed here"):
+        ledger.sync()
+
+
+def test_a_ledger_that_could_not_be_closed_counts_no_more(path: Path) -> None:
+    ledger = Ledger(path, MECHANISM, repeatable=True)
+    ledger.append(0)
+    path.unlink()
+    for ask in (ledger.close, ledger.sync):
+        with pytest.raises(UserError):
+            ask()
+
+
 def test_steps_between_damaged_lines_are_counted(path: Path) -> None:
     write(path, 0, 1, 2)
     lines = path.read_bytes().splitlines(keepends=True)

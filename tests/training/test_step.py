@@ -99,11 +99,16 @@ def test_an_algorithm_that_makes_more_than_the_mean_of_its_release_is_asked(tmp_
         torch.testing.assert_close(one, -other, rtol=1e-4, atol=1e-6)
 
 
-def test_no_step_is_taken_from_weights_that_its_examples_wrote(tmp_path: Path) -> None:
+@pytest.mark.parametrize("also_fails", [False, True])
+def test_no_step_is_taken_from_weights_that_its_examples_wrote(
+    tmp_path: Path, also_fails: bool
+) -> None:
     class Writes(ZetaDPSGD):
         def accumulate(self, total: Any, batch: Batch, *_: Any) -> None:
             with torch.no_grad():
                 self.problem.model[1].bias.mul_(1.0)  # type: ignore[index]
+            if also_fails:
+                raise ArithmeticError
 
     with training(tmp_path / "ledger.jsonl", kind=Writes) as of:
         before = weights(of)
