@@ -566,6 +566,20 @@ def test_a_large_array_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> Non
     assert remember(1.0) == 1
 
 
+def test_a_large_array_and_its_view_can_be_written_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outside_state, "_MAX_NUMBERS", 1)
+    numbers = np.zeros(4)
+    view = numbers[1:]
+    for arrays in ([numbers, view], [view, numbers]):
+        with preserve_outside_state(arrays):
+            assert not numbers.flags.writeable
+            assert not view.flags.writeable
+        assert numbers.flags.writeable
+        assert view.flags.writeable
+
+
 def test_the_calls_of_a_cross_entropy_are_not_counted() -> None:
     """Their number would tell how many micro-batches, and so how many examples, a step has."""
     calls = 0

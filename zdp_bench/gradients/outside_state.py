@@ -502,6 +502,8 @@ def _make_read_only(values: np.ndarray, parts: list[Any]) -> _Content:
     values.flags.writeable = False
 
     def finish() -> None:
+        if isinstance(values.base, np.ndarray):  # else, NumPy refuses to make a view writable
+            values.base.flags.writeable = True
         values.flags.writeable = True
 
     return _Content(parts, lambda: False, finish)
