@@ -261,7 +261,7 @@ def test_other_options_of_the_same_files_do_not_hide_what_was_spent(
     shown = budget_of(tmp_path)
     assert [(line["noise"], line["runs"]) for line in shown.numbers] == [("seeded", 2)]
     assert len(str(shown.numbers[-1]["data_digest"]).split(", ")) == 2
-    assert "phase_digits: runs with other options" in " ".join(shown.notes)
+    assert "phase_digits: runs whose data share files count together" in " ".join(shown.notes)
 
 
 def test_runs_that_share_files_by_way_of_another_are_in_one_group(
