@@ -121,6 +121,18 @@ def test_no_step_is_taken_from_weights_that_its_examples_wrote(
         assert of.ledger.releases == 2
 
 
+def test_a_step_leaves_no_gradient_and_applies_none_that_was_left(tmp_path: Path) -> None:
+    with training(tmp_path / "ledger.jsonl") as of:
+        frozen = of.model[0].weight  # type: ignore[index]
+        frozen.requires_grad_(False)
+        frozen.grad = torch.ones_like(frozen)
+        before = weights(of)
+        private_step(of, 0, iter([]), 7.0)
+        moved = [not torch.equal(now, old) for now, old in zip(weights(of), before, strict=True)]
+        assert moved == [False, True, True, True]
+        assert all(parameter.grad is None for parameter in of.model.parameters())
+
+
 def test_a_secure_sum_is_rounded_before_it_is_divided(tmp_path: Path) -> None:
     """See `SecureNoise`: sums and noise in float32 would show which records they come from."""
     batch = torch.randn(5, 3, dtype=torch.complex64), torch.zeros(5)
