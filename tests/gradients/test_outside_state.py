@@ -535,6 +535,26 @@ def test_a_recording_holds_nothing_of_the_examples() -> None:
     assert not first
 
 
+@pytest.mark.parametrize("has_hook", [False, True])
+def test_a_hook_that_one_example_registers_is_removed(has_hook: bool) -> None:
+    def hooked(net: Any, x: Tensor) -> Tensor:
+        if float(x.max()) > 100:
+            net.layer.weight.register_hook(lambda gradient: 10 * gradient)
+        return net.layer(x / x.max())
+
+    torch.manual_seed(0)
+    model = Made(hooked, layer=nn.Linear(4, 2))
+    if has_hook:
+        model.layer.weight.register_hook(lambda gradient: 2 * gradient)
+    inputs, targets = torch.rand(3, 4), torch.randn(3)
+    others = []
+    for outlier in (1.0, 200.0):
+        inputs[0] = outlier
+        gradients = reference.differentiate_in_loop(model, loss, (inputs, targets))
+        others.append(gradients["layer.weight"][1:])
+    torch.testing.assert_close(*others, rtol=0, atol=0)
+
+
 def test_a_loss_that_stores_what_vmap_gives_it_is_computed_one_by_one() -> None:
     last: dict[str, Tensor] = {}
 

@@ -511,7 +511,7 @@ def _make_read_only(values: np.ndarray, parts: list[Any]) -> _Content:
 
 @_content_of.register
 def _(tensor: Tensor) -> _Content:
-    parts: list[Any] = [tensor.__dict__, tensor._backward_hooks]
+    parts: list[Any] = [tensor.__dict__, tensor._backward_hooks, _Hooks(tensor)]
     if tensor.is_leaf and not _is_wrapped(tensor):
         parts.append(_Gradient(tensor))
     if tensor.is_sparse:
@@ -553,6 +553,26 @@ def _(place: _Gradient) -> _Content:
         return True
 
     return _Content([gradient], restore)
+
+
+@dataclass(frozen=True, eq=False)
+class _Hooks:
+    """Whether a tensor has hooks."""
+
+    tensor: Tensor
+
+
+@_content_of.register
+def _(place: _Hooks) -> _Content:
+    hooks = place.tensor._backward_hooks
+
+    def restore() -> bool:
+        if place.tensor._backward_hooks is hooks:
+            return False
+        place.tensor._backward_hooks = hooks
+        return True
+
+    return _Content([], restore)
 
 
 def _are_equal(first: Tensor, second: Tensor) -> bool:

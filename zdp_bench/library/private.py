@@ -267,7 +267,7 @@ class Private:
             self._require_sound()
         steps_per_epoch = max(1, self.steps // self.plan.epochs)
         if self.done % steps_per_epoch == 0:
-            renew(self.model)
+            renew(self.model, self.done)
         self._num_steps_here += 1
         self._restore_modes()
         model, keys, ranks = self.model, self.keys, self.ranks

@@ -447,7 +447,7 @@ class Loop:
             is_save_due = interval is not None and self.step % interval == 0
             is_evaluated = bool(self.epochs) and self.epochs[-1]["step"] == self.steps_done
             if (epoch is not None or stopped_by == "budget") and not is_evaluated:
-                renew(self.setup.model)
+                renew(self.setup.model, self.step)
                 is_last = epoch is None or self.step == plan.steps
                 if is_last or config.execution.evaluate == "each":
                     self._evaluate(epoch, steps)

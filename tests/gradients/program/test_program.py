@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.drivers import python
 from tests.modules import Made
-from zdp_bench.gradients.program import Alone, make, state_of
+from zdp_bench.gradients.program import Alone, make, renew, state_of
 from zdp_bench.gradients.program.signature import Reference
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
@@ -199,3 +199,23 @@ def test_a_later_recording_runs_on_the_examples_of_the_first() -> None:
     state_of(model, torch.ones(2, 4))
     values = {seen.get() for _ in range(seen.qsize())}
     assert values == {0.0}
+
+
+def test_steps_and_not_micro_batches_decide_when_a_model_is_recorded_again() -> None:
+    """The number of micro-batches depends on the number of examples."""
+    scale = [1.0]
+    model = Made(lambda net, x: net.layer(x) * scale[0], layer=nn.Linear(4, 2))
+    first = state_of(model, torch.zeros(1, 4)).program
+    scale[0] = 2.0
+    for _ in range(500):
+        state_of(model, torch.zeros(1, 4))
+    renew(model, 199)
+    assert state_of(model, torch.zeros(1, 4)).program is first
+    renew(model, 200)
+    second = state_of(model, torch.zeros(1, 4)).program
+    assert second is not first
+    scale[0] = 3.0
+    renew(model, 399)
+    assert state_of(model, torch.zeros(1, 4)).program is second
+    renew(model, 0)  # another training
+    assert state_of(model, torch.zeros(1, 4)).program is not second

@@ -66,9 +66,10 @@ __all__ = [
 
 RECORDED_EXAMPLES = 3  # batch size when a model is recorded
 ROUNDING = 1e-2  # largest difference that counts as rounding, relative to the largest output
-# Smallest number of micro-batches between two recordings. Recording more often would take a
-# considerable part of the time.
-RUNS_BEFORE_RENEWAL = 200
+# Smallest number of steps between two recordings for `renew`. Recording more often would take a
+# considerable part of the time. Micro-batches are not counted, because their number depends on the
+# number of examples.
+STEPS_BEFORE_RENEWAL = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,7 +290,7 @@ class State:
         alone: why the model's examples run one at a time; empty if they do not.
         layer: name of the module that is the reason for `alone`.
         signature: the model's signature when it was recorded.
-        runs: number of micro-batches since then.
+        step: the step at which `renew` last had it recorded.
         examples: the inputs of the first recording, which are made up or public, and their shapes.
             Later recordings run on them as well, and not on training examples.
     """
@@ -298,7 +299,7 @@ class State:
     alone: str = ""
     layer: str = ""
     signature: Any = None
-    runs: int = 0
+    step: int = 0
     examples: tuple[Any, Tensor] | None = None
 
 
@@ -310,13 +311,12 @@ def state_of(model: nn.Module, inputs: Tensor) -> State:
     signature = signature_of(model, inputs)
     known = _STATES.get(model, State())
     if known.signature == signature:
-        known.runs += 1
         return known
     shapes, _ = signature
     examples = known.examples
     if examples is None or examples[0] != shapes:
         examples = shapes, _repeat_examples(inputs)
-    state = State(signature=signature, examples=examples)
+    state = State(signature=signature, step=known.step, examples=examples)
     if not is_ours(model):
         try:
             with preserve_outside_state(model, weights=model.parameters()):
@@ -332,11 +332,16 @@ def state_of(model: nn.Module, inputs: Tensor) -> State:
     return state
 
 
-def renew(model: nn.Module) -> None:
-    """Record a model again before its next run, unless it was recorded recently."""
+def renew(model: nn.Module, step: int) -> None:
+    """Record a model again before its next run, unless it was recorded recently.
+
+    Args:
+        step: number of steps taken so far.
+    """
     state = _STATES.get(model, State())
-    if state.runs >= RUNS_BEFORE_RENEWAL:
+    if not 0 <= step - state.step < STEPS_BEFORE_RENEWAL:
         state.signature = None
+        state.step = step
 
 
 def alone(model: nn.Module) -> str:
