@@ -284,3 +284,31 @@ def test_a_loss_that_seeds_changes_no_random_numbers_of_others() -> None:
         found.append(loss(outputs, targets)[1:])
     assert torch.equal(*found)
     assert len(set(found[0].tolist())) == 4
+
+
+def with_jitter(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Add a ridge to a matrix that has no Cholesky factor."""
+    matrix = torch.eye(2) * outputs[:, :1, None]
+    try:
+        factor = torch.linalg.cholesky(matrix)
+    except torch.linalg.LinAlgError:
+        factor = torch.linalg.cholesky(matrix + 100 * torch.eye(2))
+    return factor.square().sum(dim=(1, 2)) + 0 * targets
+
+
+def of_a_distribution(outputs: Tensor, targets: Tensor) -> Tensor:
+    try:
+        return -torch.distributions.Normal(targets, outputs[:, 0]).log_prob(targets)
+    except ValueError:
+        return outputs[:, 0].square()
+
+
+@pytest.mark.parametrize("loss", [with_jitter, of_a_distribution])
+def test_a_loss_that_handles_an_error_handles_it_for_one_example(loss: Loss) -> None:
+    """Under vmap, an operation fails for all examples if it fails for one."""
+    targets = torch.zeros(3)
+    rows = []
+    for outlier in (1.0, -1.0):
+        outputs = torch.tensor([[outlier], [2.0], [3.0]])
+        rows.append(per_example(loss)(outputs, targets)[1:])
+    torch.testing.assert_close(*rows)

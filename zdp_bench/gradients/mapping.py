@@ -1,4 +1,4 @@
-"""`torch.vmap` without its warnings about speed."""
+"""`torch.vmap` without its warnings about speed, and without decisions for all rows at once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import vmap
+from torch.overrides import TorchFunctionMode
 
 
 def map_rows(
@@ -20,9 +21,37 @@ def map_rows(
 
     At every step, torch would warn about each operation that has no batching rule. The warning is
     of no use to users, who do not call vmap themselves.
+
+    Raises:
+        RuntimeError: an operation failed, even if `function` handled the error: it fails for all
+            rows if it fails for one of them. Or `function` asked whether all rows are true.
     """
-    with _without_fallback_warnings():
-        return vmap(function, in_dims=in_dims, randomness=randomness)(*arguments)
+    with _without_fallback_warnings(), _Watch() as watch:
+        results = vmap(function, in_dims=in_dims, randomness=randomness)(*arguments)
+    if watch.mixes_rows:
+        raise RuntimeError("the function decides for all rows at once")
+    return results
+
+
+class _Watch(TorchFunctionMode):
+    """Notices operations whose failure or result is that of all rows together."""
+
+    mixes_rows = False
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        if func in (torch._is_all_true, torch._is_any_true):
+            self.mixes_rows = True
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception:
+            self.mixes_rows = True
+            raise
 
 
 @contextmanager
