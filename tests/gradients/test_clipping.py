@@ -85,6 +85,18 @@ def test_what_is_not_finite_is_noticed(value: float) -> None:
     assert clip_factors(squares.sqrt(), 0.5).tolist() == pytest.approx([factor, 0, factor])
 
 
+def test_what_is_not_finite_goes_to_the_innermost_flag_until_it_is_left() -> None:
+    broken = torch.tensor([1.0, math.nan])
+    outer, inner = torch.tensor(True), torch.tensor(True)
+    with clipping.defer_finite(outer):
+        with clipping.defer_finite(inner):
+            assert clipping.all_finite(broken)
+        assert (bool(outer), bool(inner)) == (True, False)
+        assert clipping.all_finite(broken)
+    assert not outer
+    assert not clipping.all_finite(broken)
+
+
 def test_norms_record_no_graph_on_any_thread(set_threads: Callable[[int], None]) -> None:
     set_threads(2)
     with torch.no_grad():

@@ -235,6 +235,14 @@ def test_a_pass_that_writes_into_its_example_changes_no_batch() -> None:
     assert all((part == 1).all() for part in batch)
 
 
+def test_a_parameter_that_no_loss_depends_on_has_gradients_of_zero() -> None:
+    model = Made(lambda net, x: net.used(x), used=nn.Linear(WIDTH, 2), unused=nn.Linear(3, 2))
+    batch = torch.ones(2, WIDTH), torch.ones(2)
+    gradients = reference.differentiate_in_loop(model, loss, batch)
+    assert torch.equal(gradients["unused.weight"], torch.zeros(2, 2, 3))
+    assert (gradients["used.weight"] != 0).any()
+
+
 def test_gradients_record_no_graph_whatever_a_hook_returns() -> None:
     model = nn.Linear(WIDTH, WIDTH)
     model.weight.register_hook(lambda gradient: model.weight)

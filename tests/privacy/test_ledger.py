@@ -228,6 +228,25 @@ def test_a_ledgers_ending_is_its_size_and_last_bytes(path: Path) -> None:
     assert content.endswith(last_bytes)
 
 
+def test_a_first_line_that_a_kill_cut_short_releases_nothing(path: Path) -> None:
+    write(path, 0)
+    head = path.read_bytes().splitlines()[0]
+    path.write_bytes(head[:-5])
+    assert list(ledger_lines.read_ledger(path)) == []
+
+
+def test_a_ledger_follows_its_file_from_any_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ledger = Ledger(Path("ledger.jsonl"), MECHANISM, repeatable=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    ledger.append(0)
+    ledger.close()
+    assert steps_in(tmp_path / "ledger.jsonl") == [0]
+
+
 @pytest.mark.parametrize("fault", ["continued", "deleted"])
 def test_a_closed_ledger_counts_until_its_file_is_not_as_it_was_closed(
     path: Path, fault: str
