@@ -1,8 +1,6 @@
 """What every test shares: one thread, a data root where there is one, and a miniature MNIST in the
 real file format."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import os

@@ -1,7 +1,5 @@
 """Damage to files: other values in their JSON, other bytes, something else in their place."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,8 +1,6 @@
 """What a ledger's file holds, read without the package, and what of it is on disk; what a fork of a
 process says."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """What tests share, and what none may leave changed: else their order would decide results."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Iterator
@@ -58,10 +56,7 @@ def differences(before: dict[str, object], after: dict[str, object]) -> list[str
 
 
 def _contents(
-    value: object,
-    place: str,
-    depth: int,
-    seen: set[int],
+    value: object, place: str, depth: int, seen: set[int]
 ) -> Iterator[tuple[str, object]]:
     if id(value) in seen or depth == 0:
         return

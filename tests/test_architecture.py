@@ -1,7 +1,5 @@
 """Imports run one way, and nothing of a developer's machine is in the repository."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Nothing is read from, or kept in, a cache folder that anybody else could have written to."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The command line as a person meets it: words, mistakes, secrets and memory."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import errno

@@ -5,8 +5,6 @@ A few whenever the tests are run; with `--slow`, as many of each kind as `--dama
 from `--seed`. Folders of results and exports have tests of their own.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
@@ -307,11 +305,7 @@ def own(write: Callable[[Path], object], damages: list[Damage] = BYTES) -> Subje
 
 SUBJECTS: dict[str, Subject] = {
     "ledger that goes on": Subject(
-        write_ledger,
-        LINES,
-        continue_ledger,
-        LEDGER,
-        holds=lambda sound, found: found >= sound,
+        write_ledger, LINES, continue_ledger, LEDGER, holds=lambda sound, found: found >= sound
     ),
     "ledger set aside": Subject(
         write_ledger, LINES, begin_beside_ledger, LEDGER, loses_only_cut_steps

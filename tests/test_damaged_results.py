@@ -3,8 +3,6 @@
 A few whenever the tests are run; with `--slow`, as many as `--damaged` says, drawn from `--seed`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import random
@@ -14,14 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.damage import (
-    edit_json,
-    edit_lines,
-    name_error,
-    replace_file,
-    spoil_bytes,
-    within,
-)
+from tests.damage import edit_json, edit_lines, name_error, replace_file, spoil_bytes, within
 from tests.training.test_run import TINY, carry_out
 from zdp_bench import cli, records
 from zdp_bench.extras.page.curves import curves_of_all

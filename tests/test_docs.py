@@ -3,8 +3,6 @@
 Quick commands are run; the others are composed and checked.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import pydoc

@@ -1,8 +1,6 @@
 """File systems that lack locks or the fsync of a folder, and folders of several users: a run ends
 well or in one sentence, and no step is left out of any ε."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Files of strangers are read within limits, or refused at once and in one sentence."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -4,8 +4,6 @@ A few examples whenever the tests are run; with `--slow`, as many as `--configur
 from `--seed`.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -5,8 +5,6 @@ bit that of the uninterrupted one or the ledger is higher, and ε is never below
 the seed of a nightly run is in its first lines, so that what failed can be repeated.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -6,8 +6,6 @@ before and while steps were taken, in MB. The files are sparse: they have the re
 and take no place on the disk.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """What is installed: the wheel, the extras, what is missing, and the tables that pages show."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import shutil

@@ -1,7 +1,5 @@
 """Records are written whole, read back as they were, and turned into one CSV of stable columns."""
 
-from __future__ import annotations
-
 import math
 import os
 import threading

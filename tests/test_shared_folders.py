@@ -1,7 +1,5 @@
 """Several containers with one folder: every process there has the number 1."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -66,10 +64,7 @@ def test_two_writers_of_one_thing_do_not_meet(write: Write, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "write",
-    [
-        lambda path: disk.write_bytes(path, b"{}"),
-        lambda path: memory._write(path, "{}"),
-    ],
+    [lambda path: disk.write_bytes(path, b"{}"), lambda path: memory._write(path, "{}")],
     ids=["write_bytes", "memory"],
 )
 def test_two_writers_of_one_file_do_not_meet(

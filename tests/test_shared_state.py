@@ -1,7 +1,5 @@
 """The guard of what tests share sees a change wherever a module's names lead."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from types import ModuleType

@@ -1,7 +1,5 @@
 """`zdp-bench new`: each start runs as it was written."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import logging

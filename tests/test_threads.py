@@ -1,7 +1,5 @@
 """Work in pieces on several threads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

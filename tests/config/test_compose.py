@@ -1,7 +1,5 @@
 """Recipes, data sets and plug-ins: the YAML of each, its options, and what changes a digest."""
 
-from __future__ import annotations
-
 import re
 from inspect import Parameter, signature
 from pathlib import Path

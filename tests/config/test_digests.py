@@ -1,7 +1,5 @@
 """One configuration is one run: however a value is spelled, it gives one digest."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress

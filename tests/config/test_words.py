@@ -1,7 +1,5 @@
 """Words and recipe files: each mistake is one sentence, and nothing in them runs a program."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import time

@@ -1,7 +1,5 @@
 """A data root with a little of every set that is got by hand, and a cache for each test."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What tests of data sets share: their options, how files are broken, and how a refusal reads."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Augmentation: each image by its own row of uniforms, and what the names promise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A cache costs memory and time where it cannot be written, and a damaged one is made anew."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

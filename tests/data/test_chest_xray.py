@@ -1,7 +1,5 @@
 """Chest films: splits by patient, dropped copies, and resizing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """CIFAR-10; files that are not the release are told apart."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

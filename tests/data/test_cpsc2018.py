@@ -1,7 +1,5 @@
 """ECGs: CPSC 2018 in PhysioNet's form, real where it is, and roahd's, by folds of whole people."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """k-space of volumes, MRI sequences and public pictures: what is kept of them, and the phase."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The digest sees whatever may change an example: of every data set, in every file it reads."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

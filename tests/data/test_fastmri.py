@@ -1,7 +1,5 @@
 """fastMRI: masks equal its own, fixed to test and random to train; files are read lazily."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from pathlib import Path

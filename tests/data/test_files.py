@@ -1,7 +1,5 @@
 """`zdp-bench data` says what is missing and where to get it, fetches and checks it."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import os

@@ -1,7 +1,5 @@
 """Examples that are not finite are counted, part by part, before a run spends ε on them."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

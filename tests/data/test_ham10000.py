@@ -1,7 +1,5 @@
 """Lesions own their pictures: no lesion is in two parts, and each has the diagnosis of its row."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

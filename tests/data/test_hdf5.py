@@ -1,7 +1,5 @@
 """HDF5: a text is one text however it is stored, and what is announced has to be stored."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

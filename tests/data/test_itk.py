@@ -1,7 +1,5 @@
 """MHA and NRRD: the same voxels in the same place as NIfTI, and nothing from other files."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

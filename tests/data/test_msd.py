@@ -1,7 +1,5 @@
 """Decathlon volumes, whole and in slices, and masks that move with them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

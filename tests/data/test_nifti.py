@@ -1,7 +1,5 @@
 """NIfTI: axes and spacing are turned to RAS+."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every data set is described without its files, and refuses options that mean nothing by key."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Who owns the training examples, and how many owners there are before any is read."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """MNIST and PhaseMNIST: an image is in two training examples or in none, and labels add up to 9."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A patient's features follow from the patient's own record and from constants alone."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Pictures of 12 bits in 16 came out black, and a whole set of them trained in silence.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

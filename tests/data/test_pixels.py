@@ -1,7 +1,5 @@
 """One limit of pixels for every reader of images, and no more memory than pixels need."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 One row a case: the data set, the first file of a pattern, what is done to it, and the sentence.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import re
@@ -271,12 +269,7 @@ CASES: list[tuple[str, str, Spoil, str]] = [
         edit("RecordID,132000", "RecordID,132001"),
         "RecordID 132001 in line 2",
     ),
-    (
-        "physionet2012",
-        STAY,
-        edit("00:00,RecordID,132000\n", ""),
-        "not have exactly one RecordID",
-    ),
+    ("physionet2012", STAY, edit("00:00,RecordID,132000\n", ""), "not have exactly one RecordID"),
     ("physionet2012", STAY, edit("Weight,80", "Weight,80,kg"), "has 4 cells in line"),
     ("physionet2012", STAY, edit("00:00,Weight", "49:00,Weight"), "has the time '49:00'"),
     ("physionet2012", STAY, edit("00:00,Weight", "noon,Weight"), "has the time 'noon'"),
@@ -285,12 +278,7 @@ CASES: list[tuple[str, str, Spoil, str]] = [
         ("physionet2012", STAY, edit("Weight,80", f"Weight,{value}"), f"has the value '{value}'")
         for value in ("", "nan", "inf", "1e300", "heavy")
     ),
-    (
-        "physionet2012",
-        STAY,
-        edit("ICUType,", "ICUType,7"),
-        "a value of ICUType other than 1",
-    ),
+    ("physionet2012", STAY, edit("ICUType,", "ICUType,7"), "a value of ICUType other than 1"),
     ("physionet2012", STAY, edit("Gender,", "Gender,3"), "a value of Gender other than 0"),
     *(
         ("physionet2012", STAY, edit("00:00,Weight", f"01:00,{code}\n00:00,Weight"), "other than")

@@ -1,7 +1,5 @@
 """Sound files and WFDB records as other libraries read them; every data set reads them here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """SpeechCommands: the transform by its definition and the split by speaker."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The split by classes is scikit-learn's."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which cells the recipes' jobs fill: as the recipes are now, and on other data."""
 
-from __future__ import annotations
-
 import shutil
 import textwrap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """All tables in one command: which runs, in which order; none repeated; a verdict on each cell."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Processes that a command starts end with it, however it ends, and begin nothing more.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`zdp-bench validate`: every recipe, without reading an example; its report against the run."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Public architectures with random weights, small enough to train a step of, and their inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`make`: `make_private` with defaults."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A small data set, network and loop that the tests of `make_private` share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Public architectures: their clipped sums are those of each example alone. A table has how they
 run. `UPDATE=1 pytest --slow` writes it."""
 
-from __future__ import annotations
-
 import copy
 import os
 import re
@@ -81,8 +79,7 @@ def compare(name: str) -> tuple[nn.Module, Any]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ARCHITECTURES],
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ARCHITECTURES]
 )
 def test_the_sum_is_that_of_each_example_alone(name: str, tmp_path: Path) -> None:
     model, inputs = compare(name)

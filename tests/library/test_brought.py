@@ -1,7 +1,5 @@
 """What people bring: losses, models, data and optimizers, served or refused for the true reason."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """No copy of a training repeats its noise, or takes steps that nobody counts."""
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 import time

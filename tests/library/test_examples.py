@@ -1,7 +1,5 @@
 """Batches of a data set."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -28,8 +26,7 @@ class OneBuffer:
 
 @pytest.mark.parametrize("buffer", [torch.zeros(3), np.zeros(3, dtype=np.float32)])
 @pytest.mark.parametrize(
-    "item_of",
-    [lambda x: x, lambda x: (x, 1), lambda x: {"x": x}, lambda x: ([x], x)],
+    "item_of", [lambda x: x, lambda x: (x, 1), lambda x: {"x": x}, lambda x: ([x], x)]
 )
 def test_items_that_share_memory_stay_apart(buffer: Any, item_of: Any) -> None:
     """All examples were copies of the last, so one example moved the sum by n bounds."""

@@ -1,7 +1,5 @@
 """Models of other libraries, unchanged: their clipped sums are those of torch.func."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

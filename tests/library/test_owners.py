@@ -1,7 +1,5 @@
 """With `unit=` whole owners are drawn, each is clipped as one share, and ε is the owner's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

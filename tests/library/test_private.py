@@ -1,7 +1,5 @@
 """A loop of one's own takes the steps of a run, and its ε counts every one of them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -25,15 +23,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import zdp_bench
 from tests.library.conftest import Make
-from tests.library.small import (
-    CLASSES,
-    by_dp_accounting,
-    data,
-    defaults,
-    network,
-    reading,
-    train,
-)
+from tests.library.small import CLASSES, by_dp_accounting, data, defaults, network, reading, train
 from zdp_bench.errors import UserError
 from zdp_bench.library.keys import Keys
 from zdp_bench.privacy import ledger, tally

@@ -1,7 +1,5 @@
 """The ledger of a loop of one's own: harmed, full, continued by another, let go."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gc

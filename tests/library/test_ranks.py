@@ -1,7 +1,5 @@
 """Several processes that train together come to what one comes to, and draw the noise once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

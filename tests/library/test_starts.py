@@ -1,7 +1,5 @@
 """Weights that went through a training before: who knows them, and the ε of all."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -14,13 +12,7 @@ from torch import nn
 
 import zdp_bench
 from tests.library.conftest import Make
-from tests.library.small import (
-    CLASSES,
-    EXAMPLES,
-    by_dp_accounting,
-    network,
-    train,
-)
+from tests.library.small import CLASSES, EXAMPLES, by_dp_accounting, network, train
 from zdp_bench.errors import UserError
 from zdp_bench.library import starts
 from zdp_bench.library.starts import Earlier

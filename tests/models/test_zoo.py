@@ -1,7 +1,5 @@
 """Every architecture: shapes, sizes that its paper states, what trains, and what it refuses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from urllib.error import URLError
 

@@ -1,7 +1,5 @@
 """Every complex activation: its formula, its Wirtinger gradient, and no NaN anywhere."""
 
-from __future__ import annotations
-
 import cmath
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Complex convolutions equal torch's own in value, gradient, state and refusals."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """How weights start: the unit-variance start, on every model and with every activation."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import get_args

@@ -3,8 +3,6 @@
 And which memory order a network's maps have, which every pass of a run uses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

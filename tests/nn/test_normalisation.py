@@ -1,7 +1,5 @@
 """Complex norms against the paper's listing by SVD, finite differences, and degenerate groups."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Pooling of complex maps: values, gradients, and no example sees another."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,8 +1,6 @@
 """Products of float32 numbers: exact within, and everything is set back, whichever interface was
 used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

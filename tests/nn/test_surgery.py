@@ -1,7 +1,5 @@
 """What is done to a built model: other norms, standardised weights, mapped complex records."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

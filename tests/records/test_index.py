@@ -1,7 +1,5 @@
 """The index of records: as the files are, whoever changed them; reading does without it."""
 
-from __future__ import annotations
-
 import os
 import time
 import tracemalloc

@@ -1,7 +1,5 @@
 """`zdp-bench compare`: what differs between two runs, side by side, and the test that fits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tests of significance, and the sentences that say which rows differ."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -14,14 +12,7 @@ from tests.test_records import record, typed
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.report import comparisons
-from zdp_bench.report.comparisons import (
-    Paired,
-    bonferroni,
-    delong,
-    paired_t,
-    show_p,
-    students_t,
-)
+from zdp_bench.report.comparisons import Paired, bonferroni, delong, paired_t, show_p, students_t
 
 TRUTH = np.arange(200) % 2
 

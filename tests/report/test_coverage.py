@@ -1,7 +1,5 @@
 """Coverage: every cell of every paper is counted, and README and pages show what is counted."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """A figure's curves: points from runs, an ε at each, and what the paper prints."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

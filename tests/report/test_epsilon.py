@@ -1,7 +1,5 @@
 """`zdp-bench epsilon`: every ε of the five papers, and the ε of numbers of your own."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

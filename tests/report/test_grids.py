@@ -1,7 +1,5 @@
 """Tables of our own where runs are missing; `test_tables.py` holds the committed ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`zdp-bench results`: records filtered, sorted, grouped, and in every form."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

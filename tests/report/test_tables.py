@@ -1,7 +1,5 @@
 """A table has a line for each number of the paper, and shows only what was run."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -1,7 +1,5 @@
 """The box at a run's end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

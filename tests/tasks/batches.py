@@ -1,7 +1,5 @@
 """Batches of random outputs and targets of every task; a new task has its entry here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """A task as another package brings it: one class, whose headline is an error."""
 
-from __future__ import annotations
-
 import pytest
 import torch.nn.functional as F
 from torch import Tensor

@@ -4,8 +4,6 @@ extended precision, its direction and its range.
 A new metric is tested as soon as its task declares it, and fails until it has a reference here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from fractions import Fraction

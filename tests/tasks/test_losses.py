@@ -1,7 +1,5 @@
 """Every task's loss that is marked as proved keeps examples apart; nobody else gets the mark."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """ROC-AUC, Dice per volume, and the losses, by their definitions; condensing changes no number."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

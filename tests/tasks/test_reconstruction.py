@@ -1,7 +1,5 @@
 """NMSE, PSNR and SSIM of volumes as in fastMRI; one loss per example, in the slice's unit."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

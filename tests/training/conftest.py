@@ -1,7 +1,5 @@
 """A finished run, carried out once for all tests."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """What each step draws, how it is cut into micro-batches, and that neither sizes nor memory that
 runs out change a result."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import weakref

@@ -1,8 +1,6 @@
 """Budgets: `privacy.max_epsilon` ends a run before the step that would exceed it, `target_epsilon`
 and `claimed_epsilon` find its noise, and no order of runs passes `total_budget`."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -361,10 +359,7 @@ def test_a_stopped_run_counts_no_fewer_steps_than_its_ledger(tmp_path: Path, ste
     ],
 )
 def test_a_damaged_plan_is_refused_and_left_out_of_what_budget_shows(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    section: str,
-    change: Any,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], section: str, change: Any
 ) -> None:
     """Only the top level was checked, so the rest ended in tracebacks, of all runs' budget."""
     path = begin(tmp_path) / FILE

@@ -1,7 +1,5 @@
 """Captured sums for micro-batches of one shape equal eager sums, for every algorithm."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -53,10 +51,7 @@ def captured(training: Training, batch: Batch, count: int, rows: int) -> dict[st
     return training.captured_sums.sum(training.algorithm, mechanism, training.model, cut)
 
 
-GPU = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])

@@ -1,7 +1,5 @@
 """A checkpoint is written whole, and a changed one is refused before it costs anything."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Deleted runs: their files go, and what they have spent stays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

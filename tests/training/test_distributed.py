@@ -1,8 +1,6 @@
 """Several processes with gloo come to what one process comes to, for every algorithm; rank 0 alone
 writes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

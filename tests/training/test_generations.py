@@ -1,8 +1,6 @@
 """Every way to draw a run's steps a second time with other noise: all that was drawn counts, in the
 record, in `budget` and in a total budget."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -153,10 +151,7 @@ def test_the_same_generation_forced_counts_once(tmp_path: Path, way: str) -> Non
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_whatever_differs_between_two_processes_counts_both(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    set_threads: Callable[[int], None],
-    change: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_threads: Callable[[int], None], change: str
 ) -> None:
     set_threads(1)
     carry_out(tmp_path, *WORDS)

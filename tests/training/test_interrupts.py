@@ -1,8 +1,6 @@
 """What ends a run from outside: signals, full disks; and that the same command then ends as an
 undisturbed run does."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -1,7 +1,5 @@
 """Loggers and labels: outside of the digest; what a logger does wrong loses no run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, ClassVar
 

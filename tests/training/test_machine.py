@@ -1,7 +1,5 @@
 """Where and in which arithmetic: policies are set, taken back, and refused where they would lie."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace

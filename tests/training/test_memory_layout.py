@@ -1,7 +1,5 @@
 """What an optimizer receives does not depend on how a gradient lies in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,8 +1,6 @@
 """Shares of several examples: a patient's, whose ε the record then has, and augmented views of one
 example."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """A task of another package, whose metric is an error: it is judged in the metric's direction."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A run's progress on terminals of several widths."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

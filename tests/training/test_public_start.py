@@ -1,7 +1,5 @@
 """`model.init_from`: what a run may start from, what it takes, and what its record says."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A run from end to end, small: what it writes, what repeats, what resumes, what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

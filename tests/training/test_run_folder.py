@@ -1,8 +1,6 @@
 """A run's folder: read by others, without locks, with FIFOs in it; and what shares noise with what:
 two runs, a run and its resumption, a run and itself by force."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import fcntl

@@ -1,8 +1,6 @@
 """What follows a run's steps: the learning rate's schedule and `trainer.ema`, the same after a
 kill."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """One private step: the ledger first, then the noise; what a step adds up, and that it is all
 there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Owners held out of any data set to validate on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

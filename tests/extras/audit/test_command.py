@@ -1,7 +1,5 @@
 """`zdp-bench audit` of a recipe and of my_script:function: formats, exit codes, mistakes."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -2,8 +2,6 @@
 flagged, and mistakes are named.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """A recipe's own mechanism and run: what is sound passes, what is broken in any way is caught."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -203,9 +201,7 @@ def test_clipping_of_records_that_is_sold_as_clipping_of_patients_is_caught(
     assert "hostile patients" in hostile.case
 
 
-def test_correlated_noise_that_is_too_little_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_correlated_noise_that_is_too_little_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of correlated noise: only an attack that undoes the correlation sees it."""
     weakened(monkeypatch, lambda noise: noise / 4)
     more = ["trainer.epochs=8", "algorithm.noise_multiplier=6.0"]

@@ -2,8 +2,6 @@
 is written can be read.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from itertools import groupby

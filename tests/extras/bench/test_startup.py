@@ -1,7 +1,5 @@
 """The bench of start-up: every command answers on copies of one run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

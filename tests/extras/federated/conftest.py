@@ -1,7 +1,5 @@
 """What the federation's tests share: Flower, or they skip; a configuration; a run of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

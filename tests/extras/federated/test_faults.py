@@ -1,7 +1,5 @@
 """A node that dies, answers nonsense or comes late: the round follows the rule, no ε is lost."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable

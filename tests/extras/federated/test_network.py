@@ -1,7 +1,5 @@
 """The page's app over Flower's own SuperLink and SuperNodes, with TLS and keys, on loopback."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The parts of a federation: the split of patients, the messages, telemetry off."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import re

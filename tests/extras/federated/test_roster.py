@@ -1,7 +1,5 @@
 """The server trusts only its own count: clients that lie, come twice or pose as others."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """A federation equals central training; every node has its ε; a killed run ends the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

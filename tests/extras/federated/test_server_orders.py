@@ -1,7 +1,5 @@
 """What a dishonest server can order a node to do: nothing outside of its folder or its budget."""
 
-from __future__ import annotations
-
 import math
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Figures: the papers', by name and the same file each time, and those of runs of your own."""
 
-from __future__ import annotations
-
 import math
 from hashlib import sha256
 from pathlib import Path
@@ -238,20 +236,8 @@ def test_each_algorithm_is_a_curve_with_its_gap_and_the_non_private_run_a_line(
         (["recipe=none"], "seed", "accuracy", "recipe", "recipe=none: none of 9 records has it"),
         ([], "optimizer.lrr", "accuracy", "recipe", "Did you mean 'optimizer.lr'"),
         ([], "seed", "accuracies", "recipe", "Did you mean 'accuracy'"),
-        (
-            [],
-            "algorithm.name",
-            "accuracy",
-            "recipe",
-            "--x algorithm.name: one of these",
-        ),
-        (
-            [],
-            "seed",
-            "algorithm.name",
-            "recipe",
-            "--y algorithm.name: none of these",
-        ),
+        ([], "algorithm.name", "accuracy", "recipe", "--x algorithm.name: one of these"),
+        ([], "seed", "algorithm.name", "recipe", "--y algorithm.name: none of these"),
         ([], "seed", "accuracy", "algorithm.nam", "Did you mean 'algorithm.name'"),
         ([], "seed", "accuracy", "epsilon_tight", "--by .* 9 values"),
     ],
@@ -282,10 +268,7 @@ def test_the_command_writes_the_file_asked_for_or_all_formats(
     [
         (["--runs"], "needs PAPER/figN, or --runs"),
         (["epsilon", "--x", "seed", "--y", "accuracy"], "needs PAPER/figN, or --runs"),
-        (
-            ["--runs", "--x", "seed", "--y", "accuracy", "--out", "a.bmp"],
-            "must end with one of",
-        ),
+        (["--runs", "--x", "seed", "--y", "accuracy", "--out", "a.bmp"], "must end with one of"),
     ],
 )
 def test_words_that_do_not_fit_together_are_one_sentence(

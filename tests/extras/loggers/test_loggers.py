@@ -1,7 +1,5 @@
 """Loggers against the real packages, offline: what was logged is read back."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Small files of every kind that `dataset=folder` reads."""
 
-from __future__ import annotations
-
 import wave
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Signals as a CSV or a `.npy` array: what they become, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

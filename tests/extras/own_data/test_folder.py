@@ -1,7 +1,5 @@
 """`dataset=folder`: shapes, patients, masks, references and splits, for every kind of file."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import sys

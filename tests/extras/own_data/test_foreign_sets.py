@@ -3,8 +3,6 @@
 docs/own_data.md has what a person types for each; `PRINTED` has what is printed.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

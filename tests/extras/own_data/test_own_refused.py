@@ -1,7 +1,5 @@
 """Damaged files, crafted lists and options of `dataset=folder` end in one sentence each."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

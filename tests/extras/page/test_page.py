@@ -1,7 +1,5 @@
 """The page: everything on it, nothing outside of it; one rule for verdicts."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

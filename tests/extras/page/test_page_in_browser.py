@@ -1,7 +1,5 @@
 """The page in a real browser: it sorts, filters and opens runs; no script in a record is run."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Iterator
@@ -25,10 +23,7 @@ CHROMIUM = (
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 WIDE, PHONE = (1280, 900), (390, 844)
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
 
 
 CUT = """[...document.querySelectorAll(".tabulator-cell")]

@@ -1,7 +1,5 @@
 """A search from end to end: its trials are runs, its ε is theirs together, a kill costs nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Hydra's sweep grammar becomes a search space; what all trials share is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

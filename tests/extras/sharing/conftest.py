@@ -1,7 +1,5 @@
 """A small finished run, a loop of one's own, and the exports of both, made once."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

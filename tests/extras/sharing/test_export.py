@@ -1,7 +1,5 @@
 """Exports of a run and of a loop of one's own: what they contain, what the card says."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import stat

@@ -3,8 +3,6 @@
 A few whenever the tests are run; with `--slow`, as many as `--damaged` says, drawn from `--seed`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """What a stranger's record holds reaches no terminal as a command and no sheet as a formula."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

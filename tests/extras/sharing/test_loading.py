@@ -1,7 +1,5 @@
 """`zdp_bench.load` and `zdp-bench predict`: the same model, in another process."""
 
-from __future__ import annotations
-
 import resource
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`zdp-bench verify`: what it passes, and that it says where a folder was changed."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

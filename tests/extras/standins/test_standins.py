@@ -1,7 +1,5 @@
 """Stand-ins are written once, the same each time, and hold what a model can learn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scattering of mirrors, patches, and representations along the axes of generated pictures."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 from unittest.mock import Mock
@@ -121,9 +119,7 @@ def test_a_representation_is_described_without_being_fitted(
     assert {name: x.shape for name, x in described.module.state_dict().items()} == shapes
 
 
-def test_the_cache_keeps_each_part_for_other_combinations(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_cache_keeps_each_part_for_other_combinations(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     inputs, targets = torch.rand(12, 16, 16), torch.arange(12) % 3
     data = Splits(

@@ -1,7 +1,5 @@
 """`representation=NAME` in a run: made once, named in digests, part of what is exported."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Each transform: its definition, shapes, and that it looks at one example only."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from itertools import product

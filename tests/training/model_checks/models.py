@@ -1,8 +1,6 @@
 """Small models and layers to be checked, and the check itself with an algorithm that asks nothing
 of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Random examples of the checks are such as a loss can take."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,9 +20,7 @@ from zdp_bench.training.model_checks.examples import find_source
     ],
 )
 def test_integer_targets_are_drawn_below_the_number_of_classes(
-    output_shape: tuple[int, ...],
-    target_shape: tuple[int, ...],
-    classes: int,
+    output_shape: tuple[int, ...], target_shape: tuple[int, ...], classes: int
 ) -> None:
     def answer(net: nn.Module, x: Tensor) -> Tensor:
         return x[:, 0].view(-1, *[1] * len(output_shape)).expand(-1, *output_shape) * net.scale

@@ -4,8 +4,6 @@ Many a model here passes any check that compares random batches: it mixes at som
 its backward pass, or rarely.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """What mixes samples is found in the recorded operations: such a model's samples run alone, and the
 log names the operation and the line. A norm of the batch is refused."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -197,11 +195,7 @@ TEXTS, MASKED = (SERIES, LENGTHS), (SERIES, MASK)
 KINDS: dict[str, dict[str, tuple[Callable[..., Tensor], int, Any]]] = {
     "alone": {
         "imputed": (imputed, 4, TABLE),
-        "NaN imputed": (
-            lambda net, x: net.last(torch.where(x.isnan(), x.nanmean(0), x)),
-            4,
-            TABLE,
-        ),
+        "NaN imputed": (lambda net, x: net.last(torch.where(x.isnan(), x.nanmean(0), x)), 4, TABLE),
         "whole numbers": (whole, 4, TABLE),
         "a shared mask": (lambda net, x, mask: masked_mean(net, x, mask.any(0)), 2, MASKED),
         "by size": (lambda net, x: net.last(x / len(x)), 4, TABLE),

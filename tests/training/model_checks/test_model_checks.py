@@ -1,8 +1,6 @@
 """Model checks: what keeps samples apart passes, what keeps something of them is found, and nothing
 is left behind."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from pathlib import Path

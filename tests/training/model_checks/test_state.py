@@ -1,7 +1,5 @@
 """What a model holds beside its weights stays as it was checked, and the check leaves it so."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable
