@@ -245,7 +245,7 @@ def test_a_sum_that_failed_after_some_records_does_not_count_them_twice() -> Non
 
 
 @pytest.mark.parametrize(
-    ("shares", "what"), [(None, "one example"), ((5, 6), "6 examples of one owner")]
+    ("shares", "what"), [(None, "one example"), ((5, 6), "6 examples of one share")]
 )
 def test_what_does_not_fit_by_itself_ends_in_a_sentence(shares: Any, what: str) -> None:
     with pytest.raises(UserError, match=f"{what} at a time"):

@@ -227,13 +227,13 @@ def arguments_of(micro_batches: Iterable[Batch]) -> Iterator[tuple[Any, ...]]:
 
 
 def _out_of_memory(micro_batches: MicroBatches) -> UserError:
-    """Return the error that states what did not fit: one owner's examples, or a single example."""
+    """Return the error that states what did not fit: the examples of a share, or one example."""
     largest_share = max(micro_batches.shares or (1,))
     if largest_share > 1:
         return UserError(
-            f"out of memory with the {largest_share} examples of one owner at a time: reduce "
-            "privacy.max_examples or trainer.augmentations, or use a smaller model or smaller "
-            "inputs."
+            f"out of memory with the {largest_share} examples of one share at a time, which belong "
+            "to one owner or are views of one example: reduce privacy.max_examples or "
+            "trainer.augmentations, or use a smaller model or smaller inputs."
         )
     return UserError(
         "out of memory with one example at a time: use a smaller model, smaller inputs or another "
