@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -312,3 +313,111 @@ def test_a_loss_that_handles_an_error_handles_it_for_one_example(loss: Loss) -> 
         outputs = torch.tensor([[outlier], [2.0], [3.0]])
         rows.append(per_example(loss)(outputs, targets)[1:])
     torch.testing.assert_close(*rows)
+
+
+class WithItsOwnVmap(torch.autograd.Function):
+    @staticmethod
+    def forward(values: Tensor) -> Tensor:
+        return values / values.detach().abs().max()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.largest = inputs[0].detach().abs().max()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient / ctx.largest
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, values: Tensor) -> tuple[Tensor, int]:  # type: ignore[override]
+        return WithItsOwnVmap.apply(values), in_dims[0]
+
+
+@torch.library.custom_op("tests::divide_by_largest", mutates_args=())
+def divide_by_largest(values: Tensor) -> Tensor:
+    return values / values.abs().max()
+
+
+@torch.library.register_vmap("tests::divide_by_largest")  # type: ignore[untyped-decorator]
+def _(info: Any, in_dims: Any, values: Tensor) -> tuple[Tensor, int]:
+    return divide_by_largest(values), in_dims[0]
+
+
+def by_its_own_vmap(outputs: Tensor, targets: Tensor) -> Tensor:
+    scaled: Tensor = WithItsOwnVmap.apply(outputs)
+    return (outputs * scaled).sum(dim=1) - targets
+
+
+def by_its_own_operator(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs * divide_by_largest(outputs.detach())).sum(dim=1) - targets
+
+
+def with_compressed_tensors(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Save tensors for the backward pass in 8 bits."""
+
+    def pack(tensor: Tensor) -> tuple[Tensor, Tensor]:
+        scale = tensor.abs().max() / 127
+        return (tensor / scale).round().to(torch.int8), scale
+
+    def unpack(packed: tuple[Tensor, Tensor]) -> Tensor:
+        numbers, scale = packed
+        return numbers * scale
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return outputs.square().sum(dim=1) - targets
+
+
+def by_a_scratch_buffer() -> Loss:
+    """Return a loss whose factors NumPy writes, which autograd does not notice."""
+    buffer = np.zeros(4, dtype=np.float32)
+
+    def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
+        np.square(outputs.detach().numpy()[0], out=buffer)
+        return (outputs * torch.from_numpy(buffer)).sum(dim=1) - targets
+
+    return weighted
+
+
+def by_a_scratch_tensor() -> Loss:
+    buffer = torch.zeros(4)
+
+    def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
+        torch.square(outputs.detach()[0], out=buffer)
+        return (outputs * buffer).sum(dim=1) - targets
+
+    return weighted
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: by_its_own_vmap,
+        lambda: by_its_own_operator,
+        lambda: with_compressed_tensors,
+        by_a_scratch_buffer,
+        by_a_scratch_tensor,
+    ],
+    ids=["vmap", "operator", "hooks", "buffer", "tensor"],
+)
+def test_gradients_are_those_of_each_example_alone(make: Callable[[], Loss]) -> None:
+    loss = make()
+    outputs = torch.randn(3, 4)
+    outputs[0] *= 100
+    outputs.requires_grad_()
+    targets, weights = torch.zeros(3), torch.tensor([1.0, 2.0, 3.0])
+    expected = []
+    for output, weight in zip(outputs.detach().split(1), weights, strict=True):
+        (weight * loss(output.requires_grad_(), targets[:1]).sum()).backward()
+        expected.append(output.grad)
+    (per_example(loss)(outputs, targets) * weights).sum().backward()
+    torch.testing.assert_close(outputs.grad, torch.cat(expected))
+
+
+def test_a_complex_output_is_differentiated_in_a_loop() -> None:
+    def energy(outputs: Tensor, targets: Tensor) -> Tensor:
+        float(outputs.detach().abs().sum())  # vmap cannot map this
+        return (outputs * outputs.conj()).real.sum(dim=1) - targets
+
+    outputs = torch.randn(3, 4, dtype=torch.complex64, requires_grad=True)
+    per_example(energy)(outputs, torch.zeros(3)).sum().backward()
+    torch.testing.assert_close(outputs.grad, 2 * outputs.detach())

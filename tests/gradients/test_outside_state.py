@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import enum
 import functools
 import importlib
 import itertools
+import queue
 import sys
 import threading
 import types
@@ -33,6 +35,7 @@ from zdp_bench.gradients import outside_state, per_example, reference
 from zdp_bench.gradients.outside_state import preserve_outside_state
 
 Largest = Callable[[float], float]  # (value) -> the largest value so far
+REFUSED = "outside of the model, of shape .* was changed by the model or the loss"
 
 largest_so_far = 0.0
 
@@ -234,6 +237,92 @@ def in_a_cache() -> Largest:
     return remember
 
 
+def in_the_value_of_a_cache() -> Largest:
+    @functools.lru_cache
+    def settings() -> Any:
+        return Owner()
+
+    settings().largest = 0.0
+    return lambda value: in_an_object(settings())(value)
+
+
+def in_an_object_of_its_factory() -> Largest:
+    class Memory:
+        values: ClassVar[list[float]] = []
+
+    memories: Any = defaultdict(Memory)
+    return lambda value: remember_in(memories[value].values, value)
+
+
+def remember_in(values: list[float], value: float) -> float:
+    values.append(value)
+    return max(values)
+
+
+def in_a_proxy() -> Largest:
+    OWNERS.append(Owner())
+    return in_an_object(weakref.proxy(OWNERS[-1]))
+
+
+def in_a_weak_set() -> Largest:
+    OWNERS.append(Owner())
+    owners = weakref.WeakSet([OWNERS[-1]])
+    return lambda value: in_an_object(next(iter(owners)))(value)
+
+
+def in_a_thread_safe_queue() -> Largest:
+    memory: queue.Queue[float] = queue.Queue()
+
+    def remember(value: float) -> float:
+        memory.put(value)
+        return max(memory.queue)
+
+    return remember
+
+
+def behind_a_read_only_mapping() -> Largest:
+    values: list[float] = []
+    mapping = types.MappingProxyType({"values": values})
+    return lambda value: remember_in(mapping["values"], value)
+
+
+def behind_a_view_of_memory() -> Largest:
+    return in_an_array(memoryview(bytearray(8)).cast("d"))
+
+
+def in_an_iterator_of_lists() -> Largest:
+    lists = itertools.cycle([[0.0]])
+    next(lists)
+    return lambda value: remember_in(next(lists), value)
+
+
+class WithMethodsOfFunctools:
+    def remember_in(self, values: list[float], value: float) -> float:
+        return remember_in(values, value)
+
+    partial = functools.partialmethod(remember_in, [0.0])
+
+    @functools.singledispatchmethod
+    def dispatched(self, value: Any, values: list[float] = [0.0]) -> float:  # noqa: B006
+        return remember_in(values, value)
+
+
+def in_a_global_by_its_name(value: float) -> float:
+    variables = globals()
+    variables["largest_so_far"] = max(variables["largest_so_far"], value)
+    return float(variables["largest_so_far"])
+
+
+def in_a_module_by_its_name(value: float) -> float:
+    return in_an_object(importlib.import_module("tests.gradients.harness"))(value)
+
+
+def in_a_large_dictionary() -> Largest:
+    """Return a function that keeps its state in a list among many, as of each patient."""
+    histories: dict[int, list[float]] = {patient: [] for patient in range(3000)}
+    return lambda value: remember_in(histories[2999], value)
+
+
 def in_a_cached_property() -> Largest:
     class Memory:
         @functools.cached_property
@@ -342,16 +431,6 @@ def in_a_scaler() -> Largest:
     return remember
 
 
-def in_a_sparse_tensor() -> Largest:
-    memory = torch.tensor([0.5]).to_sparse()
-
-    def remember(value: float) -> float:
-        memory.values().clamp_(min=value)
-        return float(memory.values()[0])
-
-    return remember
-
-
 def in_a_gradient() -> Largest:
     tensor = torch.zeros(1, requires_grad=True)
 
@@ -448,7 +527,6 @@ HOLDERS: dict[str, Callable[[], Largest]] = {
     "a vectorized function": in_a_vectorized_function,
     "a table": in_a_table,
     "a scaler": in_a_scaler,
-    "a sparse tensor": in_a_sparse_tensor,
     "a gradient": in_a_gradient,
     "a distribution": in_a_distribution,
     "the memory of another tensor": in_the_memory_of_another_tensor,
@@ -464,6 +542,19 @@ HOLDERS: dict[str, Callable[[], Largest]] = {
     "a module imported in a function": lambda: in_a_module_imported_in_the_function,
     "a cache": in_a_cache,
     "a cached property": in_a_cached_property,
+    "a value of a cache": in_the_value_of_a_cache,
+    "the factory of a default dictionary": in_an_object_of_its_factory,
+    "an object by a proxy": in_a_proxy,
+    "a weak set": in_a_weak_set,
+    "a thread-safe queue": in_a_thread_safe_queue,
+    "a read-only mapping": behind_a_read_only_mapping,
+    "a view of memory": behind_a_view_of_memory,
+    "an iterator": in_an_iterator_of_lists,
+    "a partial method": lambda: WithMethodsOfFunctools().partial,
+    "a dispatched method": lambda: WithMethodsOfFunctools().dispatched,
+    "a global by its name": lambda: in_a_global_by_its_name,
+    "a module by its name": lambda: in_a_module_by_its_name,
+    "a large dictionary": in_a_large_dictionary,
     "a module": in_a_module,
 }
 every_holder = pytest.mark.parametrize("make", HOLDERS.values(), ids=HOLDERS.keys())
@@ -481,13 +572,13 @@ def test_state_is_restored(make: Callable[[], Largest]) -> None:
     assert remember(1.0) == 1
     with preserve_outside_state(remember):
         assert remember(9.0) == 9
-    assert remember(0.0) == (0 if make is in_a_cache else 1)  # what was there before stays
+    assert remember(0.0) == 1  # what was there before stays
 
 
 @pytest.fixture(autouse=True)
 def _forget() -> Any:
     shared = (in_a_global, in_a_global_that_is_new, in_a_default, in_an_attribute_of_a_function)
-    classes = (InAClass, WithPrivateNames, OnlyOne, Hospital)
+    classes = (InAClass, WithPrivateNames, WithMethodsOfFunctools, OnlyOne, Hospital)
     with preserve_outside_state(*shared, *classes, in_a_module_imported_in_the_function):
         yield
 
@@ -573,9 +664,42 @@ def test_a_loss_that_stores_what_vmap_gives_it_is_computed_one_by_one() -> None:
 def test_a_large_tensor_that_is_written_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outside_state, "_MAX_NUMBERS", 2)
     remember = in_a_tensor(torch.zeros(3), clamp)
-    message = r"3 numbers outside of the model, of shape \[3\]"
-    with pytest.raises(UserError, match=message), preserve_outside_state(remember):
+    with pytest.raises(UserError, match=REFUSED), preserve_outside_state(remember):
         remember(1.0)
+
+
+class OwnTensor(Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda numbers: numbers.to_sparse(),
+        lambda numbers: numbers.to(torch.uint16),
+        lambda numbers: numbers.to(torch.float8_e5m2),
+        lambda numbers: numbers.as_subclass(OwnTensor),
+    ],
+    ids=["sparse", "uint16", "float8", "a subclass"],
+)
+def test_an_unusual_tensor_that_is_written_is_refused(make: Callable[[Tensor], Tensor]) -> None:
+    tensor = make(torch.ones(2))
+    with pytest.raises(UserError, match=REFUSED), preserve_outside_state(tensor):
+        tensor.copy_(tensor.clone())
+    with preserve_outside_state(tensor):
+        tensor.clone()
+
+
+def test_of_very_many_tensors_the_last_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outside_state, "_MAX_COPIES", 2)
+    numbers = np.zeros(1)
+    means = [torch.zeros(1) for _ in range(4)]
+    for mean in means:
+        with contextlib.suppress(UserError), preserve_outside_state(numbers, *means):
+            mean.add_(1)
+    assert sum(means) == 2  # the others were restored
+    with preserve_outside_state(numbers, *means), pytest.raises(ValueError, match="read-only"):
+        numbers[0] = 1
 
 
 def test_a_large_array_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -634,6 +758,45 @@ def test_a_module_with_the_name_of_a_standard_one_is_the_users(
         remember(5.0)
     assert remember(1.0) == 1
     outside_state._is_library.cache_clear()
+
+
+def add_to_all(tensors: list[Tensor]) -> None:
+    for tensor in tensors:
+        tensor.add_(1)
+
+
+def test_after_an_error_everything_else_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outside_state, "_MAX_NUMBERS", 2)
+    large, small = torch.zeros(3), torch.zeros(1)
+    for tensors in ([large, small], [small, large]):
+        with pytest.raises(UserError, match=REFUSED), preserve_outside_state(tensors):
+            add_to_all(tensors)
+        assert small == 0
+
+
+def test_after_a_failed_search_arrays_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outside_state, "_MAX_NUMBERS", 1)
+
+    class Broken:
+        @property
+        def __dict__(self) -> Any:
+            raise RuntimeError
+
+    numbers = np.zeros(2)
+    with pytest.raises(RuntimeError), preserve_outside_state(Broken(), numbers):
+        pass
+    numbers[0] = 1
+
+
+def test_a_backward_pass_after_restoring_fails_rather_than_use_restored_numbers() -> None:
+    scratch = torch.ones(2)
+    inputs = torch.ones(2, requires_grad=True)
+    with preserve_outside_state(scratch) as restore:
+        scratch.copy_(torch.tensor([3.0, 4.0]))
+        output = (inputs * scratch).sum()
+        restore()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.backward()
 
 
 def test_what_is_not_written_is_not_touched() -> None:

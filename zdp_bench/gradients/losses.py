@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy
 
 from zdp_bench.errors import UserError, first_line
@@ -71,6 +72,22 @@ class _Rows(Tensor):
         return _Rows.wrap(losses)
 
 
+class _Differentiated(torch.autograd.Function):
+    """A loss whose gradient with respect to the output is known."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return loss.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, factor: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradients with respect to output [1, ...], loss and gradient."""
+        (gradient,) = ctx.saved_tensors
+        return factor * gradient, None, None
+
+
 def draw_seeds(examples: int) -> list[int]:
     """Draw a seed for the random numbers of each example."""
     seeds: list[int] = torch.randint(2**62, (examples,)).tolist()
@@ -110,7 +127,7 @@ def preserve_random_state(devices: list[torch.device] | None = None) -> Iterator
 
 
 def are_alike(first: Tensor, second: Tensor, reference: Tensor) -> bool:
-    """Return True if two tensors have the same shape and differ by rounding only.
+    """Return True if two tensors have the same shape and type and differ by rounding only.
 
     Args:
         first: a tensor.
@@ -118,7 +135,7 @@ def are_alike(first: Tensor, second: Tensor, reference: Tensor) -> bool:
         reference: tensor whose largest finite magnitude sets the scale of rounding, such as the
             values of the whole batch.
     """
-    if first.shape != second.shape:
+    if first.shape != second.shape or first.dtype != second.dtype:
         return False
     largest = 0.0
     if reference.numel():
@@ -219,18 +236,36 @@ class PerExample:
         return vars(losses)["tensor"]
 
     def _compute_in_loop(self, outputs: Tensor, targets: Tensor, restore: Restore) -> Tensor:
-        """Return the losses [B], each from its own call and with the same outside state."""
+        """Return the losses [B], each from its own call and with the same outside state.
+
+        A loss is differentiated before the outside state is restored, because its backward pass
+        may need what the loss has stored there, such as the numbers of a NumPy buffer.
+        """
         seeds = draw_seeds(len(outputs))
         first = outputs[:1].detach().clone(), targets[:1], seeds[0]
         examples = zip(split_batch((outputs, targets)), seeds, strict=True)
         rows = []
         with preserve_random_state([outputs.device] if outputs.device.type == "cuda" else []):
-            for example, seed in examples:
+            for (output, target), seed in examples:
                 restore()
-                rows.append(self.compute_seeded(*example, seed))
+                if outputs.requires_grad and torch.is_grad_enabled():
+                    rows.append(self._differentiate_seeded(output, target, seed))
+                else:
+                    rows.append(self.compute_seeded(output, target, seed))
             losses = torch.cat(rows)
             self.require_stateless(first, losses.detach())
             return losses
+
+    def _differentiate_seeded(self, output: Tensor, target: Tensor, seed: int) -> Tensor:
+        """Return the loss [1] of an output [1, ...], with its gradient already computed."""
+        leaf = output.detach().requires_grad_()
+        loss = self.compute_seeded(leaf, target, seed)
+        if not loss.requires_grad:
+            return loss
+        (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True)
+        if gradient is None:
+            return loss.detach()
+        return _Differentiated.apply(output, loss.detach(), gradient)
 
     def _fresh_loss(self) -> Callable[..., Any]:
         """Return the loss. A module is copied, so that its state does not outlive a call."""

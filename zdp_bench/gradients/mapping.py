@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import vmap
+from torch._functorch.autograd_function import custom_function_call
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 
@@ -24,17 +27,20 @@ def map_rows(
 
     Raises:
         RuntimeError: an operation failed, even if `function` handled the error: it fails for all
-            rows if it fails for one of them. Or `function` asked whether all rows are true.
+            rows if it fails for one of them. Or `function` asked whether all rows are true, or its
+            own code receives all rows: the `vmap` of an `autograd.Function`, or a hook for saved
+            tensors.
     """
-    with _without_fallback_warnings(), _Watch() as watch:
+    no_hooks = disable_saved_tensors_hooks("hooks for saved tensors receive all rows")
+    with no_hooks, _without_fallback_warnings(), _Watch() as watch:
         results = vmap(function, in_dims=in_dims, randomness=randomness)(*arguments)
     if watch.mixes_rows:
-        raise RuntimeError("the function decides for all rows at once")
+        raise RuntimeError("the function processes all rows at once")
     return results
 
 
 class _Watch(TorchFunctionMode):
-    """Notices operations whose failure or result is that of all rows together."""
+    """Notices calls that fail, decide or run for all rows together."""
 
     mixes_rows = False
 
@@ -45,13 +51,24 @@ class _Watch(TorchFunctionMode):
         args: Any = (),
         kwargs: Any = None,
     ) -> Any:
-        if func in (torch._is_all_true, torch._is_any_true):
+        is_decision = func in (torch._is_all_true, torch._is_any_true)
+        if is_decision or _has_batching_rule_of_a_user(func, args):
             self.mixes_rows = True
         try:
             return func(*args, **(kwargs or {}))
         except Exception:
             self.mixes_rows = True
             raise
+
+
+def _has_batching_rule_of_a_user(function: Any, args: Any) -> bool:
+    """Return True for a call of an `autograd.Function` or a custom operator with its own vmap."""
+    if function is custom_function_call:
+        return args[0].vmap is not torch.autograd.Function.vmap
+    if isinstance(function, OpOverload | OpOverloadPacket):
+        # Whether `torch.library.register_vmap` was called for an operator cannot be queried.
+        return not str(function).startswith(("aten.", "prims."))
+    return False
 
 
 @contextmanager

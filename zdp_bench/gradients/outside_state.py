@@ -7,8 +7,9 @@ back after each example. This is found from the model and the loss:
 
 - code: functions, methods and classes, the variables of their closures, their default values and
   attributes, and the global variables and modules that they name;
-- objects: containers, attributes of objects, tensors, arrays and tables. `functools.lru_cache` is
-  emptied.
+- objects: containers, attributes of objects, tensors, arrays and tables. A `functools.lru_cache`
+  with new entries is emptied. Writing to tensors and arrays that are large, numerous or of an
+  unusual kind is refused.
 
 Functions and classes of the standard library and of installed packages are not followed. The state
 of iterators, context variables, random generators, files and other processes is not restored, nor
@@ -19,13 +20,13 @@ train as intended (`reference.differentiate_in_loop`, `losses.PerExample`).
 
 from __future__ import annotations
 
-import functools
+import gc
 import sys
 import sysconfig
 import types
 import weakref
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,23 +44,25 @@ from zdp_bench.errors import UserError
 # Modules of libraries whose objects hold what a user stores in them. Others, such as loggers and
 # trainers, may be in use by other threads.
 _MODULES_OF_HOLDERS = (
-    *("_thread", "argparse", "collections", "types", "weakref", "numpy", "scipy", "pandas"),
-    *("torch._library.custom_ops", "torch.distributions", "torch.nn", "torch.optim"),
+    *("_thread", "argparse", "builtins", "collections", "functools", "itertools", "queue", "types"),
+    *("weakref", "_weakrefset", "numpy", "scipy", "pandas", "torch._library.custom_ops"),
+    *("torch.distributions", "torch.nn", "torch.optim", "torch.utils.data"),
     *("sklearn", "transformers", "timm", "monai", "peft", "einops", "torchvision", "torchaudio"),
 )
 _ATOMS = {
     *(type(None), bool, int, float, complex, str, bytes, range, slice, torch.dtype, torch.device),
-    *(types.CodeType, *weakref.ProxyTypes),
+    *(types.CodeType, types.FrameType, types.TracebackType),
 }
-# Larger tensors and arrays are not copied: writing to them is refused.
+# Larger tensors and arrays are not copied, nor are more than this number of them: writing to the
+# others is refused.
 _MAX_NUMBERS = 2**24
-# The items of longer containers are data, such as a vocabulary, and are not followed. Which items
-# there are is restored for any length.
-_MAX_ITEMS = 1000
+_MAX_COPIES = 1000
 _DTYPES = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
     *(torch.complex128, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
 }
+_GRADIENT: Any = Tensor.grad
+_HOOKS: Any = Tensor._backward_hooks
 _MISSING = object()
 
 Restore = Callable[[], bool]  # returns True if there was something to restore
@@ -98,14 +101,13 @@ def preserve_outside_state(
     """
     contents: list[_Content] = []
     is_captured = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-    if not is_captured:
-        contents = _find_contents(roots, {id(weight) for weight in weights})
 
     def restore() -> bool:
-        changes = [content.restore() for content in contents if content.restore is not None]
-        return any(changes)
+        return _restore_all(contents)
 
     try:
+        if not is_captured:
+            _find_contents(roots, {id(weight) for weight in weights}, contents)
         yield restore
     finally:
         for content in contents:
@@ -114,21 +116,43 @@ def preserve_outside_state(
         restore()
 
 
-def _find_contents(roots: Iterable[Any], weights: set[int]) -> list[_Content]:
-    """Return the content of each object that can be reached from the roots and can change."""
-    contents: list[_Content] = []
+def _restore_all(contents: list[_Content]) -> bool:
+    """Restore each content, and return True if anything had changed.
+
+    Raises:
+        Exception: the first error, once everything else has been restored.
+    """
+    errors = []
+    has_changed = False
+    for content in contents:
+        if content.restore is not None:
+            try:
+                has_changed |= content.restore()
+            except Exception as error:
+                errors.append(error)
+    if errors:
+        raise errors[0]
+    return has_changed
+
+
+def _find_contents(roots: Iterable[Any], weights: set[int], contents: list[_Content]) -> None:
+    """Append the content of each object that can be reached from the roots and can change."""
     seen: dict[int, Any] = {}  # holds the objects, so that no new one gets the same id
+    num_copies = 0
     pending = list(roots)
     while pending:
         value = pending.pop()
         if type(value) in _ATOMS or id(value) in seen:
             continue
         seen[id(value)] = value
-        content = _content_of.dispatch(type(value))(value)  # an object may give a false `__class__`
+        kind = type(value)  # an object may give a false `__class__`
+        is_weight = id(value) in weights
+        num_copies += issubclass(kind, (Tensor, np.ndarray)) and not is_weight
+        is_copied = num_copies <= _MAX_COPIES and not is_weight
+        content = (_content_of if is_copied else _content_without_copy_of).dispatch(kind)(value)
         pending.extend(content.parts)
-        if content.restore is not None and id(value) not in weights:
+        if content.restore is not None and not is_weight:
             contents.append(content)
-    return contents
 
 
 @lru_cache(maxsize=4096)
@@ -157,7 +181,11 @@ def _content_of(value: Any) -> _Content:
     if not _is_library(owner.__module__):
         parts.append(owner)
         parts.extend(_slots_of(value))
-    elif not (isinstance(value, nn.Module) or owner.__module__.startswith(_MODULES_OF_HOLDERS)):
+    elif isinstance(value, nn.Module):
+        pass
+    elif owner.__module__.startswith(_MODULES_OF_HOLDERS):
+        parts.extend(gc.get_referents(value))  # such as the function and arguments of a partial
+    else:
         return _Content(())
     return _Content([*parts, *_attributes_of(value)])
 
@@ -168,12 +196,12 @@ def _attributes_of(value: Any) -> list[Any]:
     return [attributes] if isinstance(attributes, dict) else []
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Slot:
-    """One attribute of an object whose class has `__slots__`."""
+    """An attribute that is not in the object's dictionary, such as one in `__slots__`."""
 
     value: Any
-    descriptor: types.MemberDescriptorType
+    descriptor: types.MemberDescriptorType | types.GetSetDescriptorType
 
     def read(self) -> Any:
         try:
@@ -250,6 +278,15 @@ def _(reference: weakref.ref) -> _Content:
     return _Content([reference()])
 
 
+@_content_of.register(weakref.ProxyType)
+@_content_of.register(weakref.CallableProxyType)
+def _(proxy: Any) -> _Content:
+    try:
+        return _Content([proxy.__init__.__self__])
+    except ReferenceError:  # the object no longer exists
+        return _Content(())
+
+
 # --------------------------------------------------------------------------------------------- code
 
 
@@ -273,10 +310,15 @@ def _(function: types.FunctionType) -> _Content:
 
 @lru_cache(maxsize=4096)
 def _names_in(code: types.CodeType) -> frozenset[str]:
-    """Return the names of global variables and attributes in a function and in those within it."""
+    """Return the names of global variables and attributes in a function and in those within it.
+
+    Strings are included, because the code may look a variable or module up by its name.
+    """
     names = set(code.co_names)
     for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
+        if isinstance(constant, str):
+            names.add(constant)
+        elif isinstance(constant, types.CodeType):
             names |= _names_in(constant)
     return frozenset(names)
 
@@ -330,46 +372,18 @@ def _read_cell(cell: types.CellType) -> Any:
         return _MISSING
 
 
-@_content_of.register
-def _(method: types.MethodType) -> _Content:
-    return _Content([method.__self__, method.__func__])
-
-
-@_content_of.register(types.BuiltinFunctionType)
-@_content_of.register(types.MethodWrapperType)
-def _(method: Any) -> _Content:
-    return _Content([method.__self__])  # `numbers` in `numbers.append`
-
-
-@_content_of.register(staticmethod)
-@_content_of.register(classmethod)
-def _(method: Any) -> _Content:
-    return _Content([method.__func__])
-
-
-@_content_of.register
-def _(attribute: property) -> _Content:
-    return _Content([attribute.fget, attribute.fset, attribute.fdel])
-
-
-@_content_of.register
-def _(attribute: functools.cached_property) -> _Content:
-    return _Content([attribute.func])
-
-
-@_content_of.register
-def _(function: functools.partial) -> _Content:
-    return _Content([function.func, function.args, function.keywords, function.__dict__])
-
-
 @_content_of.register(type(lru_cache(len)))
 def _(function: Any) -> _Content:
-    def clear() -> bool:
-        function.cache_clear()
-        return False  # an empty cache affects no result
+    misses = function.cache_info().misses
 
-    clear()  # a cached tensor could be changed in place
-    return _Content([function.__wrapped__, function.__dict__], clear)
+    def clear() -> bool:
+        nonlocal misses
+        if function.cache_info().misses != misses:
+            function.cache_clear()
+            misses = 0
+        return False  # a smaller cache affects no result
+
+    return _Content([*gc.get_referents(function), function.__dict__], clear)
 
 
 # ------------------------------------------------------------------------------ containers, tensors
@@ -378,7 +392,7 @@ def _(function: Any) -> _Content:
 @_content_of.register(tuple)
 @_content_of.register(frozenset)
 def _(values: Any) -> _Content:
-    return _Content([*_short(values), *_class_and_attributes_of(values)])
+    return _Content([*values, *_class_and_attributes_of(values)])
 
 
 @_content_of.register
@@ -391,7 +405,7 @@ def _(values: list) -> _Content:
         list.__setitem__(values, slice(None), items)
         return True
 
-    return _Content([*_short(items), *_class_and_attributes_of(values)], restore)
+    return _Content([*items, *_class_and_attributes_of(values)], restore)
 
 
 @_content_of.register
@@ -405,7 +419,7 @@ def _(values: deque) -> _Content:
         deque.extend(values, items)
         return True
 
-    return _Content([*_short(items), *_class_and_attributes_of(values)], restore)
+    return _Content([*items, *_class_and_attributes_of(values)], restore)
 
 
 @_content_of.register
@@ -420,7 +434,7 @@ def _(values: set) -> _Content:
         set.update(values, items)
         return True
 
-    return _Content([*_short(items), *_class_and_attributes_of(values)], restore)
+    return _Content([*items, *_class_and_attributes_of(values)], restore)
 
 
 @_content_of.register
@@ -439,7 +453,9 @@ def _(values: dict) -> _Content:
             kind.__setitem__(values, key, content)
         return True
 
-    parts = [*_short(keys), *_short(contents), *_class_and_attributes_of(values)]
+    parts = [*keys, *contents, *_class_and_attributes_of(values)]
+    if isinstance(values, defaultdict):
+        parts.append(values.default_factory)
     return _Content(parts, restore)
 
 
@@ -457,11 +473,6 @@ def _(values: Any) -> _Content:
     return _Content((), restore)
 
 
-def _short(items: Any) -> Any:
-    """Return items to follow: none if there are too many."""
-    return items if len(items) <= _MAX_ITEMS else ()
-
-
 def _class_and_attributes_of(container: Any) -> list[Any]:
     """Return the class of a container and its attributes if they are a user's own."""
     owner = type(container)
@@ -477,11 +488,8 @@ def _are_same(first: list[Any], second: list[Any]) -> bool:
 
 @_content_of.register
 def _(values: np.ndarray) -> _Content:
-    parts = [values.base, *_class_and_attributes_of(values)]
-    if not values.flags.writeable:
-        return _Content(parts)
-    if values.size > _MAX_NUMBERS:
-        return _make_read_only(values, parts)
+    if values.size > _MAX_NUMBERS or not values.flags.writeable:
+        return _make_read_only(values)
     numbers = values.copy()
 
     def restore() -> bool:
@@ -492,34 +500,20 @@ def _(values: np.ndarray) -> _Content:
         values[...] = numbers
         return True
 
+    return _Content(_parts_of_array(values), restore)
+
+
+def _parts_of_array(values: np.ndarray) -> list[Any]:
+    parts = [values.base, *_class_and_attributes_of(values)]
     if values.dtype == object:
-        parts.extend(_short(values.flatten()))
-    return _Content(parts, restore)
-
-
-def _make_read_only(values: np.ndarray, parts: list[Any]) -> _Content:
-    """Let NumPy raise an error if a large array is written."""
-    values.flags.writeable = False
-
-    def finish() -> None:
-        if isinstance(values.base, np.ndarray):  # else, NumPy refuses to make a view writable
-            values.base.flags.writeable = True
-        values.flags.writeable = True
-
-    return _Content(parts, lambda: False, finish)
+        parts.extend(values.flatten())
+    return parts
 
 
 @_content_of.register
 def _(tensor: Tensor) -> _Content:
-    parts: list[Any] = [tensor.__dict__, tensor._backward_hooks, _Hooks(tensor)]
-    if tensor.is_leaf and not _is_wrapped(tensor):
-        parts.append(_Gradient(tensor))
-    if tensor.is_sparse:
-        return _Content([*parts, tensor._indices(), tensor._values()])
-    if not _can_be_copied(tensor):
-        return _Content([*parts, tensor._base])
-    if tensor.numel() > _MAX_NUMBERS:
-        return _Content(parts, _refuse_change_of(tensor))
+    if tensor.numel() > _MAX_NUMBERS or not _can_be_copied(tensor):
+        return _refuse_changes_of(tensor)
     memory = tensor.detach()  # `tensor.data = other` leaves it
     numbers = memory.clone()
 
@@ -529,50 +523,26 @@ def _(tensor: Tensor) -> _Content:
             tensor.data = memory
         is_written = not _are_equal(memory, numbers)
         if is_written:
-            memory.data.copy_(numbers)
+            _write(memory, numbers)
         return is_moved or is_written
 
-    return _Content(parts, restore)
+    return _Content(_parts_of_tensor(tensor), restore)
 
 
-@dataclass(frozen=True, eq=False)
-class _Gradient:
-    """The attribute `grad` of a tensor."""
-
-    tensor: Tensor
-
-
-@_content_of.register
-def _(place: _Gradient) -> _Content:
-    gradient = place.tensor.grad
-
-    def restore() -> bool:
-        if place.tensor.grad is gradient:
-            return False
-        place.tensor.grad = gradient
-        return True
-
-    return _Content([gradient], restore)
+def _parts_of_tensor(tensor: Tensor) -> list[Any]:
+    parts: list[Any] = [tensor.__dict__, _Slot(tensor, _HOOKS)]
+    if tensor.is_leaf and not _is_wrapped(tensor):
+        parts.append(_Slot(tensor, _GRADIENT))
+    return parts
 
 
-@dataclass(frozen=True, eq=False)
-class _Hooks:
-    """Whether a tensor has hooks."""
-
-    tensor: Tensor
-
-
-@_content_of.register
-def _(place: _Hooks) -> _Content:
-    hooks = place.tensor._backward_hooks
-
-    def restore() -> bool:
-        if place.tensor._backward_hooks is hooks:
-            return False
-        place.tensor._backward_hooks = hooks
-        return True
-
-    return _Content([], restore)
+def _write(memory: Tensor, numbers: Tensor) -> None:
+    """Write to a tensor so that a backward pass that needs the overwritten numbers fails."""
+    if memory.is_inference():  # is in no backward pass, and may not be written otherwise
+        memory.data.copy_(numbers)
+        return
+    with torch.no_grad():
+        memory.copy_(numbers)
 
 
 def _are_equal(first: Tensor, second: Tensor) -> bool:
@@ -599,22 +569,46 @@ def _can_be_copied(tensor: Tensor) -> bool:
     return all(stride > 0 or size == 1 for stride, size in sizes)
 
 
-def _refuse_change_of(tensor: Tensor) -> Restore | None:
-    """Return a function that raises an error if a large tensor has been written in place."""
-    if tensor.is_inference():  # has no version
-        return None
+@singledispatch
+def _content_without_copy_of(value: Any) -> _Content:
+    """Return what an object holds, without a copy of its numbers."""
+    return _content_of.dispatch(type(value))(value)
+
+
+@_content_without_copy_of.register
+def _make_read_only(values: np.ndarray) -> _Content:
+    """Let NumPy raise an error if an array is written."""
+    parts = _parts_of_array(values)
+    if not values.flags.writeable:
+        return _Content(parts)
+    values.flags.writeable = False
+
+    def finish() -> None:
+        if isinstance(values.base, np.ndarray):  # else, NumPy refuses to make a view writable
+            values.base.flags.writeable = True
+        values.flags.writeable = True
+
+    return _Content(parts, lambda: False, finish)
+
+
+@_content_without_copy_of.register
+def _refuse_changes_of(tensor: Tensor) -> _Content:
+    """Raise an error on restoring if a tensor has been written in place."""
+    parts = _parts_of_tensor(tensor)
+    if _is_wrapped(tensor) or tensor.is_inference():  # have no version
+        return _Content(parts)
     version = tensor._version
 
     def require_unchanged() -> bool:
         if tensor._version == version:
             return False
         raise UserError(
-            f"a tensor of {tensor.numel():,} numbers outside of the model, of shape "
-            f"{list(tensor.shape)}, was changed by the model or the loss, so an example may "
-            "affect others, which clipping cannot bound: do not write to it."
+            f"a tensor outside of the model, of shape {list(tensor.shape)} and {tensor.dtype}, was "
+            "changed by the model or the loss, so an example may affect others, which clipping "
+            "cannot bound: do not write to it."
         )
 
-    return require_unchanged
+    return _Content(parts, require_unchanged)
 
 
 def _is_table(value: Any) -> bool:

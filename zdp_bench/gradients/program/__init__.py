@@ -265,7 +265,7 @@ def _require_same_for_one(
     torch.manual_seed(0)
     try:
         output = program.run(model, map_leaves(torch.clone, example))
-    except RuntimeError as error:
+    except Exception as error:
         raise Alone(f"the program fails on one example: {first_line(error)}") from None
     if expected.numel() == output.numel():  # for one example, `squeeze()` also removes dimension 0
         expected = expected.reshape(output.shape)
