@@ -145,13 +145,15 @@ def _find_contents(roots: Iterable[Any], weights: set[int], contents: list[_Cont
         if type(value) in _ATOMS or id(value) in seen:
             continue
         seen[id(value)] = value
+        if id(value) in weights:
+            pending.extend(_parts_of_tensor(value))
+            continue
         kind = type(value)  # an object may give a false `__class__`
-        is_weight = id(value) in weights
-        num_copies += issubclass(kind, (Tensor, np.ndarray)) and not is_weight
-        is_copied = num_copies <= _MAX_COPIES and not is_weight
-        content = (_content_of if is_copied else _content_without_copy_of).dispatch(kind)(value)
+        num_copies += issubclass(kind, (Tensor, np.ndarray))
+        find = _content_of if num_copies <= _MAX_COPIES else _content_without_copy_of
+        content = find.dispatch(kind)(value)
         pending.extend(content.parts)
-        if content.restore is not None and not is_weight:
+        if content.restore is not None:
             contents.append(content)
 
 
@@ -594,9 +596,8 @@ def _make_read_only(values: np.ndarray) -> _Content:
 @_content_without_copy_of.register
 def _refuse_changes_of(tensor: Tensor) -> _Content:
     """Raise an error on restoring if a tensor has been written in place."""
-    parts = _parts_of_tensor(tensor)
     if _is_wrapped(tensor) or tensor.is_inference():  # have no version
-        return _Content(parts)
+        return _Content(())
     version = tensor._version
 
     def require_unchanged() -> bool:
@@ -608,7 +609,7 @@ def _refuse_changes_of(tensor: Tensor) -> _Content:
             "cannot bound: do not write to it."
         )
 
-    return _Content(parts, require_unchanged)
+    return _Content((), require_unchanged)
 
 
 def _is_table(value: Any) -> bool:
