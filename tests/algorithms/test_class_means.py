@@ -67,8 +67,10 @@ def test_dp_sgd_starts_from_the_sum_of_its_first_releases() -> None:
         assert algorithm.sets_weights
         total = summed(algorithm, batch)
         assert not total["linear.bias"].any()
+        weights = algorithm.postprocess(total, 6.0)
+        assert not any(value.requires_grad for value in weights.values())
         with torch.no_grad():
-            for name, value in algorithm.postprocess(total, 6.0).items():
+            for name, value in weights.items():
                 model.get_parameter(name).copy_(value)
     assert not algorithm.sets_weights
     assert isinstance(expected, torch.Tensor)

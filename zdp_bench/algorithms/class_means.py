@@ -15,7 +15,6 @@ The real and imaginary parts of complex features are separate features
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -35,14 +34,14 @@ BOUND = 1 + 1e-9  # largest norm of a share, including the rounding of norms in 
 SCALE = 3.0  # norm of the weights, for features of mean square 1
 
 
-def _is_one_real_layer(
-    layers: list[nn.Linear],
-    trained: Collection[nn.Parameter],
-) -> bool:
-    """Return True if there is one real layer, and only its parameters are trainable."""
-    if len(layers) != 1 or layers[0].weight.is_complex():
-        return False
-    return set(trained) <= set(layers[0].parameters())
+def _find_real_layer(model: nn.Module) -> nn.Linear | None:
+    """Return the model's linear layer, or None unless it is one, real, and all that is trained."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if len(layers) != 1:
+        return None
+    (layer,) = layers
+    has_all = set(trainable(model).values()) <= set(layer.parameters())
+    return layer if has_all and not layer.weight.is_complex() else None
 
 
 class ClassSums:
@@ -58,17 +57,16 @@ class ClassSums:
 
     def __init__(self, problem: Problem, key: str) -> None:
         self.problem, self.key = problem, key
-        modules = problem.model.modules()
-        linear = [module for module in modules if isinstance(module, nn.Linear)]
-        trained = trainable(problem.model)
-        if not _is_one_real_layer(linear, trained.values()):
+        layer = _find_real_layer(problem.model)
+        if layer is None:
             raise UserError(
                 f"{key} sets the weights of one real linear layer, and this model trains others: "
                 "it needs a linear model, such as real_linear."
             )
-        (self.layer,) = linear
+        self.layer = layer
+        trained = trainable(problem.model)
         names: dict[Tensor, str] = {parameter: name for name, parameter in trained.items()}
-        self.weight = names[self.layer.weight]
+        self.weight = names[layer.weight]
 
     def by_share(
         self,
@@ -108,7 +106,7 @@ class ClassSums:
         """
         weights = {}
         for name, parameter in trainable(self.problem.model).items():
-            weights[name] = torch.zeros_like(parameter, requires_grad=False)
+            weights[name] = torch.zeros_like(parameter)
         length = direction.norm().clamp(min=1e-30)
         weights[self.weight] += (scale / length) * direction
         return weights

@@ -135,7 +135,8 @@ class Ledger(Tally):
             dict(facts or {}),
         )
         self._is_sound = True  # False while a line is being written and counted
-        self._is_synced = True  # False while some lines may not be on disk
+        # False while some lines may not be on disk, such as those of a process that was killed
+        self._is_synced = False
         self._ending: tuple[int, bytes] | None = None  # ending of the file when it was closed
         self._when_synced = time.monotonic()
         is_new = not path.exists()
@@ -152,8 +153,6 @@ class Ledger(Tally):
         self._size = os.fstat(self._file.fileno()).st_size
         if is_new:
             self._write_line(self._head)
-            self._digest = chain(self._digest, self._head)
-            self._is_sound = True
             self.sync()
             disk.fsync_folder(path.parent)
 
@@ -220,7 +219,7 @@ class Ledger(Tally):
         """
         key = execution_digest, step, state_digest
         if execution_digest and self.repeatable and key not in self._starts:
-            self._write_start(Start(*key, self.generation))
+            self._write_line(Start(*key, self.generation))
 
     def forbid_repeats(self, step: int) -> None:
         """Record that no later process may repeat this generation.
@@ -229,12 +228,7 @@ class Ledger(Tally):
         halved.
         """
         if self.repeatable:
-            self._write_start(Start.forbid(self.generation, step))
-
-    def _write_start(self, start: Start) -> None:
-        self._write_line(start)
-        self._remember_start(start)
-        self._is_sound = True
+            self._write_line(Start.forbid(self.generation, step))
 
     def _remember_start(self, start: Start) -> None:
         """Remember a recorded start, or forget all those of a generation that must not repeat."""
@@ -261,9 +255,6 @@ class Ledger(Tally):
         if self.repeatable and self._in_file.holds(entry):
             return
         self._write_line(entry)
-        self._digest = chain(self._digest, entry)
-        self._count_file_step(entry)
-        self._is_sound = True
 
     def _count_file_step(self, step: Step) -> None:
         """Count a step of this file, unless a ledger that was set aside has the same release."""
@@ -284,9 +275,12 @@ class Ledger(Tally):
             return
         self.require_intact()
         if not self._is_synced:
-            os.fsync(self._file.fileno())
-            self._when_synced = time.monotonic()
-            self._is_synced = True
+            self._force_to_disk()
+
+    def _force_to_disk(self) -> None:
+        os.fsync(self._file.fileno())
+        self._when_synced = time.monotonic()
+        self._is_synced = True
 
     def require_intact(self) -> None:
         """Raise an error if the file is not as it was last written: it may lack steps.
@@ -345,7 +339,7 @@ class Ledger(Tally):
             )
 
     def _write_line(self, entry: Entry) -> None:
-        """Write a line. The caller must count its entry, and then set `_is_sound`."""
+        """Write a line, and count its entry."""
         self.require_own_process()
         self.require_intact()
         unwritten = make_line(self._digest, entry)
@@ -354,10 +348,10 @@ class Ledger(Tally):
         while unwritten:  # a write to an unbuffered file may take only a part of the bytes
             unwritten = unwritten[self._file.write(unwritten) :]
         if time.monotonic() - self._when_synced >= MIN_SYNC_INTERVAL:
-            os.fsync(self._file.fileno())
-            self._when_synced = time.monotonic()
-            self._is_synced = True
+            self._force_to_disk()
         self._size = os.fstat(self._file.fileno()).st_size
+        self._count_entry(entry)
+        self._is_sound = True
 
     def _read(self, checkpoint_position: Position | None) -> None:
         """Count the steps of the file, and complete a line that a kill cut short.
@@ -372,13 +366,14 @@ class Ledger(Tally):
         number = 0
         cut: Line | None = None
         for line in read_ledger(self.path):
-            if line.is_cut:
+            if line.is_cut:  # the last line
                 cut = line
-                break
-            number = line.number
-            self._read_entry(line)
-            if checkpoint is not None and line.digest == checkpoint.digest:
-                found_checkpoint = found_checkpoint or self.releases >= checkpoint.releases
+            else:
+                number = line.number
+                self._require_own_head(line.entry)
+                self._count_entry(line.entry)
+                if checkpoint is not None and self._digest == checkpoint.digest:
+                    found_checkpoint = found_checkpoint or self.releases >= checkpoint.releases
         if checkpoint is not None and self.releases < checkpoint.releases:
             raise LedgerError(
                 f"{self.path}, line {number + 1}: the file ends here. It holds {self.releases} "
@@ -396,22 +391,27 @@ class Ledger(Tally):
         elif cut is not None:
             self._mend(cut)
 
-    def _read_entry(self, line: Line) -> None:
-        entry = line.entry
-        if isinstance(entry, Head):
-            # Heads of older versions have no facts: accept this run's.
-            stated = replace(entry, facts=entry.facts or self._head.facts)
-            if stated != self._head:
-                raise LedgerError(
-                    f"{self.path}, line 1: belongs to another mechanism or noise source than this "
-                    "run's"
-                )
-            self.facts = entry.facts
-        elif isinstance(entry, Start):
+    def _require_own_head(self, entry: Entry) -> None:
+        """Raise an error if an entry is the head of another ledger than this one."""
+        if not isinstance(entry, Head):
+            return
+        # Heads of older versions have no facts: accept this run's.
+        stated = replace(entry, facts=entry.facts or self._head.facts)
+        if stated != self._head:
+            raise LedgerError(
+                f"{self.path}, line 1: belongs to another mechanism or noise source than this run's"
+            )
+
+    def _count_entry(self, entry: Entry) -> None:
+        """Count the entry of a line that is in the file."""
+        if isinstance(entry, Start):  # outside the chain
             self._remember_start(entry)
+            return
+        if isinstance(entry, Head):
+            self.facts = entry.facts
         else:
             self._count_file_step(entry)
-        self._digest = line.digest
+        self._digest = chain(self._digest, entry)
 
     def _mend(self, cut: Line) -> None:
         """Replace a line that a kill cut short by the whole line, and count its step."""
@@ -419,7 +419,7 @@ class Ledger(Tally):
             content = file.read()
         whole_lines = content[: content.rfind(b"\n") + 1]
         disk.write_bytes(self.path, whole_lines + make_line(self._digest, cut.entry))
-        self._read_entry(cut)
+        self._count_entry(cut.entry)
 
 
 def read_ending(path: Path) -> tuple[int, bytes] | None:
