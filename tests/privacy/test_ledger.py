@@ -538,6 +538,28 @@ def test_another_runs_ledger_is_refused(path: Path) -> None:
         reopen(path.with_name("other"), False, position)
 
 
+@pytest.mark.parametrize(
+    ("in_file", "of_run", "is_accepted"),
+    [
+        ({}, {"unit": "owner"}, True),  # of a version that stated none
+        ({"unit": "owner"}, {"unit": "owner"}, True),
+        ({"unit": "owner"}, {"unit": "example"}, False),
+        ({"unit": "owner"}, {}, False),
+    ],
+)
+def test_a_ledger_of_other_facts_is_refused(
+    path: Path, in_file: dict[str, str], of_run: dict[str, str], is_accepted: bool
+) -> None:
+    Ledger(path, MECHANISM, True, facts=in_file).close()
+    if is_accepted:
+        ledger = Ledger(path, MECHANISM, True, facts=of_run)
+        assert ledger.facts == in_file
+        ledger.close()
+    else:
+        with pytest.raises(LedgerError, match="line 1: belongs to another mechanism"):
+            Ledger(path, MECHANISM, True, facts=of_run)
+
+
 def of_another_generation(path: Path, steps: int) -> None:
     """Write a ledger whose steps are other releases than those of a first ledger."""
     run_process(path, "code", 0, "new", 5)
