@@ -253,9 +253,10 @@ def test_a_line_of_another_writer_is_refused_after_one_that_failed(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = Ledger(path, MECHANISM, repeatable=True)
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="fault"):
+    with monkeypatch.context() as patch:
         patch.setattr(ledger, "_count_entry", raising(OSError("fault")))
-        ledger.append(0)
+        with pytest.raises(OSError, match="fault"):
+            ledger.append(0)
     ledger.require_intact()
     with path.open("ab") as file:
         file.write(b"a line of another writer\n")
