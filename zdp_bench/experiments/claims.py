@@ -213,7 +213,7 @@ def merge_job(recipe: str, job: Iterable[str]) -> dict[str, Any]:
             plugins[key] = name
         else:
             values.append(word)
-    merged = {group: _options_of(group, plugins[group]) for group in GROUPS}
+    merged = {group: unset_keys(group) | _options_of(group, plugins[group]) for group in GROUPS}
     for node in (base, body, {"recipe": recipe}):
         _merge(merged, node)
     for override in parse_words(values):
