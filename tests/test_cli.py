@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -60,13 +61,11 @@ def test_ctrl_c_while_a_command_ends_prints_no_traceback() -> None:
 LIGHT = """
 import sys
 import zdp_bench, zdp_bench.cli
-
 def command(*words, code=(None, 0)):
     try:
         zdp_bench.cli.main(list(words))
     except SystemExit as left:
-        assert left.code in code
-
+        assert left.code in code, words
 command("--help")
 assert not {"torch", "hydra", "pandas", "rich", "numpy", "yaml"} & set(sys.modules)
 command("epsilon", "--sigma", "1", "--sample-rate", "0.1", "--steps", "3")
@@ -76,33 +75,21 @@ command("list")
 assert not {"torch", "sklearn", "skimage"} & set(sys.modules)
 command("validate", "recipe=quickstart")
 assert not {"torch._dynamo", "sklearn"} & set(sys.modules)
-"""
-OF_A_MODEL = """
-import sys
-import numpy as np
-import zdp_bench.cli
-
-np.save("inputs.npy", np.ones((1, 8, 8), dtype=np.complex64))
-for words in sys.argv[1:]:
-    try:
-        zdp_bench.cli.main(words.split())
-    except SystemExit as left:
-        assert not left.code, words
+command("export", "quickstart", "--to", "model")
+command("verify", "model")
+command("predict", "model", "inputs.npy", "--out", "outputs.npy")
 assert "torch" in sys.modules
 assert "torch._dynamo" not in sys.modules
 """
 
 
-def test_help_imports_nothing_heavy_and_what_trains_nothing_no_torch(tmp_path: Path) -> None:
+def test_commands_import_no_more_than_they_need(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Importing torch takes longer than all else of a command, its compiler as long again."""
-    assert "reproduce" in python("-c", LIGHT, at=tmp_path).stdout
-
-
-def test_commands_of_an_exported_model_do_not_import_torchs_compiler(tmp_path: Path) -> None:
-    python("-m", "zdp_bench", "run", "recipe=quickstart", "trainer.epochs=1", at=tmp_path)
-    predict = "predict model inputs.npy --out outputs.npy"
-    commands = ["export quickstart --to model", "verify model", predict]
-    python("-c", OF_A_MODEL, *commands, at=tmp_path)
+    assert run(capsys, "run", "recipe=quickstart", *TINY)[0] == 0
+    np.save("inputs.npy", np.ones((1, 8, 8), dtype=np.complex64))
+    assert "reproduce" in python("-c", LIGHT, at=here).stdout
 
 
 @pytest.mark.parametrize(("verb", "collects"), [("list", False), ("data", True)])

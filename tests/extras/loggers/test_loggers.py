@@ -145,12 +145,18 @@ class Interrupting(Silent):
             raise Stopped(15)
 
 
+SAVED = "execution.checkpoint_steps=5", RESUMED_AT
+NOT_SAVED = "trainer.checkpoint_epochs=3", None  # logged before the run starts again
+
+
 @pytest.mark.parametrize(
-    ("saving", "resumed_at"),
-    [("execution.checkpoint_steps=5", RESUMED_AT), ("trainer.checkpoint_epochs=3", None)],
-    ids=["saved", "logged, not saved"],
+    ("name", "saving", "resumed_at"),
+    [
+        *((name, *SAVED) for name in READERS),
+        *((name, *NOT_SAVED) for name in READERS if name != "mlflow"),
+        pytest.param("mlflow", *NOT_SAVED, marks=pytest.mark.slow),  # its database takes seconds
+    ],
 )
-@pytest.mark.parametrize("name", READERS)
 @pytest.mark.filterwarnings("ignore")  # the packages' own
 def test_a_run_that_was_interrupted_is_one_curve_in_the_tracker(
     name: str, saving: str, resumed_at: int | None, tmp_path: Path
