@@ -364,19 +364,13 @@ def attack(subject: Subject, place: Path, seeds: range) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "many", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+)
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_a_damaged_file_is_read_as_it_may_be_or_refused(name: str, tmp_path: Path) -> None:
-    failed = attack(SUBJECTS[name], tmp_path, range(3))
-    assert not failed, "\n".join(failed)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", SUBJECTS)
-def test_many_damaged_files_are_read_as_they_may_be_or_refused(
-    name: str, tmp_path: Path, request: pytest.FixtureRequest
+def test_a_damaged_file_is_read_as_it_may_be_or_refused(
+    name: str, many: bool, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    seed, count = request.config.getoption("seed"), request.config.getoption("damaged")
-    failed = attack(SUBJECTS[name], tmp_path, range(seed, seed + count))
+    seed, count = (pytestconfig.getoption(word) if many else 0 for word in ("seed", "damaged"))
+    failed = attack(SUBJECTS[name], tmp_path, range(seed, seed + (count or 3)))
     assert not failed, "\n".join(failed)

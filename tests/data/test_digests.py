@@ -110,6 +110,16 @@ def files_of(
     return root, dataset(case.split()[0], **options)
 
 
+# What two owners, the second of many, must not be called.
+WRONG = {
+    "missing": (["unknown"], "'unknown' stands for a missing one"),
+    "negative": (["-1"], "'-1' stands for a missing one"),
+    "in other case": (["Ab c7", "AB C7"], "differ only in case, spaces, zeros"),
+    "with a zero": (["p7", "p07"], "differ only in case, spaces, zeros"),
+    "alike": (["p7", "p7"], "'p7' has 2 numbers"),
+}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_parts_are_apart_and_owners_named_or_refused(
     case: str, files_of: tuple[Path, Dataset], tmp_path: Path
@@ -133,33 +143,15 @@ def test_parts_are_apart_and_owners_named_or_refused(
         assert bool(splits.owner_names) == (case not in NUMBERED)
         identities = identify_owners(splits, "")[1]
         assert len({*identities}) == len(identities) == info.owners
+    # fastMRI took p1, P1 and p01 for three patients, and 'unknown' for one.
+    for missing_or_twice, says in WRONG.values() if splits.owner_names else ():
+        names_of = [*missing_or_twice, *splits.owner_names[len(missing_or_twice) :]]
+        with pytest.raises(UserError, match=says):
+            replace(splits, owner_names=names_of)
     assert of.load(root).digest == splits.digest
     for seed in ("split_seed", "pairing_seed", "seed"):
         if hasattr(of, seed) and "folder" not in case:  # whose few patients may fall as before
             assert replace(of, **{seed: 1}).load(root).digest != splits.digest
-
-
-# What two owners, the second of many, must not be called.
-WRONG = {
-    "missing": (["unknown"], "'unknown' stands for a missing one"),
-    "negative": (["-1"], "'-1' stands for a missing one"),
-    "in other case": (["Ab c7", "AB C7"], "differ only in case, spaces, zeros"),
-    "with a zero": (["p7", "p07"], "differ only in case, spaces, zeros"),
-    "alike": (["p7", "p7"], "'p7' has 2 numbers"),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_names_that_are_missing_or_spelt_in_two_ways_are_refused(
-    case: str, files_of: tuple[Path, Dataset]
-) -> None:
-    """fastMRI took p1, P1 and p01 for three patients, and 'unknown' for one."""
-    root, of = files_of
-    splits = of.load(root)
-    for wrong, says in WRONG.values() if splits.owner_names else ():
-        names = [*wrong, *splits.owner_names[len(wrong) :]]
-        with pytest.raises(UserError, match=says):
-            replace(splits, owner_names=names)
 
 
 def _each(part: Source) -> Iterator[bytes]:

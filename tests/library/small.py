@@ -5,15 +5,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import dp_accounting
 import pytest
 import torch
 import torch.nn.functional as F
-from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import zdp_bench
+from tests.accounting import by_dp_accounting
 from zdp_bench import Private, UserError
 from zdp_bench.library.examples import Items
 
@@ -93,9 +92,6 @@ def refusal(act: Callable[[], object]) -> str:
     return ""
 
 
-def by_dp_accounting(noise: float, steps: int) -> float:
-    """The ε of steps at the rate of the tests, at δ = 1e-3."""
-    event = dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(noise))
-    accountant = PLDAccountant(value_discretization_interval=1e-3)
-    accountant.compose(dp_accounting.SelfComposedDpEvent(event, steps))
-    return float(accountant.get_epsilon(1e-3))
+def epsilon_of(noise: float, steps: int) -> float:
+    """The ε of steps at the rate of the tests, at δ = 1e-3, by dp-accounting."""
+    return by_dp_accounting((noise, 0.2, steps), delta=1e-3)

@@ -1,4 +1,7 @@
-"""Models of other libraries, unchanged: their clipped sums are those of torch.func."""
+"""Models of several inputs or of complex layers: their clipped sums are those of torch.func.
+
+Those of one real input are in `test_architectures.py`.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 import zdp_bench
+from tests.library.architectures import ARCHITECTURES
 from tests.modules import Made
 
 CLASSES, BOUND = 5, 0.7
@@ -26,23 +30,7 @@ pytestmark = [
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """One number per example, whether it has one target or a map of them."""
-    losses = F.cross_entropy(outputs, targets, reduction="none")
-    return losses.flatten(1).mean(dim=1) if losses.dim() > 1 else losses
-
-
-def convnext() -> tuple[nn.Module, Any]:
-    """timm's ConvNeXt-tiny with fewer and narrower blocks."""
-    timm = pytest.importorskip("timm")
-    sizes = {"depths": (1, 1, 2, 1), "dims": (8, 16, 24, 32)}
-    return timm.create_model("convnext_tiny", num_classes=CLASSES, **sizes), images()
-
-
-def vit() -> tuple[nn.Module, Any]:
-    """timm's ViT-tiny for small images."""
-    timm = pytest.importorskip("timm")
-    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
-    return timm.create_model("vit_tiny_patch16_224", num_classes=CLASSES, **sizes), images()
+    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 class Logits(nn.Module):
@@ -88,32 +76,12 @@ def bert() -> tuple[nn.Module, Any]:
     return Logits(transformers.BertForSequenceClassification(config)), inputs
 
 
-def lstm() -> tuple[nn.Module, Any]:
-    """Over tokens."""
-    held = nn.Embedding(30, 8), nn.LSTM(8, 12, 2, batch_first=True), nn.Linear(12, CLASSES)
-    last = lambda net, tokens: net.head(net.lstm(net.embedding(tokens))[0][:, -1])  # noqa: E731
-    model = Made(last, **dict(zip(("embedding", "lstm", "head"), held, strict=True)))
-    return model, torch.randint(0, 30, (4, 6))
-
-
 def siamese() -> tuple[nn.Module, Any]:
     """One network on two inputs: `model(a, b)`."""
     features = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten())
     apart = lambda net, a, b: net.head((net.features(a) - net.features(b)).abs())  # noqa: E731
     model = Made(apart, features=features, head=nn.Linear(4 * 36, CLASSES))
     return model, (torch.randn(4, 1, 8, 8), torch.randn(4, 1, 8, 8))
-
-
-def images() -> Tensor:
-    return torch.randn(4, 3, 32, 32)
-
-
-def unet() -> tuple[nn.Module, Any]:
-    """MONAI's 3-D U-Net, whose default is InstanceNorm; a class for each voxel."""
-    networks = pytest.importorskip("monai.networks.nets")
-    sizes: dict[str, Any] = {"channels": (4, 8, 8), "strides": (2, 2), "num_res_units": 1}
-    model = networks.UNet(spatial_dims=3, in_channels=1, out_channels=CLASSES, **sizes)
-    return model, torch.randn(4, 1, 8, 8, 8)
 
 
 def complex_images() -> Tensor:
@@ -144,30 +112,7 @@ def complex_vit(norm: str | None = None) -> tuple[nn.Module, Any]:
     return Made(answer, backbone=backbone, head=head), complex_images()
 
 
-def lora() -> tuple[nn.Module, Any]:
-    """BERT, frozen, with the adapters of peft on its attention and a head that trains."""
-    peft = pytest.importorskip("peft")
-    logits, inputs = bert()
-    config = peft.LoraConfig(
-        r=2, target_modules=["query", "value"], task_type="SEQ_CLS", lora_dropout=0.0
-    )
-    adapted = Logits(peft.get_peft_model(logits.model, config))  # type: ignore[attr-defined]
-    for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:  # they begin at zero, where nothing moves lora_A
-            nn.init.normal_(parameter, std=0.1)
-    return adapted.train(), inputs
-
-
-def targets_of(model: nn.Module, inputs: Any) -> Tensor:
-    """Return classes, one for each example or, if the model answers with maps, one each place."""
-    args = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, dict) else (inputs,)
-    with torch.no_grad():
-        outputs = model(*args, **(inputs if isinstance(inputs, dict) else {}))
-    return torch.arange(4 * outputs[0, 0].numel()).view(outputs[:, 0].shape) % CLASSES
-
-
-QUICK = [vit, lstm, siamese, complex_net, complex_vit]
-HEAVY = [convnext, bert, unet, lora]  # seconds each, with what they import
+TARGETS = torch.arange(4) % CLASSES
 
 
 def cut(inputs: Any, at: slice | int) -> Any:
@@ -200,7 +145,7 @@ def sum_by_torch_func(model: nn.Module, inputs: Any, targets: Tensor) -> dict[st
 
 @pytest.mark.parametrize(
     "make",
-    [*QUICK, *(pytest.param(make, marks=pytest.mark.slow) for make in HEAVY)],
+    [siamese, complex_net, complex_vit, pytest.param(bert, marks=pytest.mark.slow)],
     ids=lambda make: make.__name__,
 )
 def test_the_sum_is_that_of_torch_func_and_a_private_step_is_taken(
@@ -208,15 +153,14 @@ def test_the_sum_is_that_of_torch_func_and_a_private_step_is_taken(
 ) -> None:
     torch.manual_seed(0)
     model, inputs = make()
-    targets = targets_of(model, inputs)
-    ours = zdp_bench.clipped_sum(model, loss, (inputs, targets), BOUND).sums
-    theirs = sum_by_torch_func(model, inputs, targets)
+    ours = zdp_bench.clipped_sum(model, loss, (inputs, TARGETS), BOUND).sums
+    theirs = sum_by_torch_func(model, inputs, TARGETS)
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
         # up to the 1e-5 that clipping leaves for rounding, of the bound
         torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-5, msg=name)
 
-    data = [(cut(inputs, i), targets[i]) for i in range(4)]
+    data = [(cut(inputs, i), TARGETS[i]) for i in range(4)]
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with zdp_bench.make_private(
@@ -271,15 +215,14 @@ def test_norms_over_the_batch_are_refused_with_their_fix(
 
 
 @pytest.mark.parametrize(
-    "make", [vit, pytest.param(bert, marks=pytest.mark.slow)], ids=lambda make: make.__name__
+    "name", ["timm ViT", pytest.param("transformers BERT", marks=pytest.mark.slow)]
 )
-def test_checkpoints_of_libraries_are_refused_with_their_switch(make: Any) -> None:
-    model, inputs = make()
-    if make is vit:
-        model.set_grad_checkpointing(True)
+def test_checkpoints_of_libraries_are_refused_with_their_switch(name: str) -> None:
+    model, inputs = ARCHITECTURES[name]()
+    if name == "timm ViT":
+        model.set_grad_checkpointing(True)  # type: ignore[operator]
     else:
-        model.model.gradient_checkpointing_enable()
-    batch = inputs, targets_of(model.eval(), inputs)
+        model.model.gradient_checkpointing_enable()  # type: ignore[union-attr,operator]
     sentence = r"checkpoint is called there.*set_grad_checkpointing.*gradient_checkpointing_dis"
     with pytest.raises(zdp_bench.UserError, match=sentence):
-        zdp_bench.check_model(model.train(), loss, batch)
+        zdp_bench.check_model(model.train(), loss, (inputs, torch.arange(len(inputs)) % 4))

@@ -13,17 +13,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import dp_accounting
 import pytest
 import torch
 import torch.nn.functional as F
-from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 import zdp_bench
+from tests.accounting import by_dp_accounting
 from tests.library.conftest import Make
-from tests.library.small import CLASSES, by_dp_accounting, data, defaults, network, reading, train
+from tests.library.small import CLASSES, data, defaults, epsilon_of, network, reading, train
 from zdp_bench.errors import UserError
 from zdp_bench.library.keys import Keys
 from zdp_bench.privacy import ledger, tally
@@ -156,16 +155,14 @@ def test_the_stages_of_a_schedule_are_counted_exactly(make: Make, tmp_path: Path
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     stages: list[Any] = []
-    accountant = PLDAccountant(value_discretization_interval=1e-3)  # the default takes seconds
+    taken: list[tuple[float, float, int]] = []
     for noise, bound, rate in ((1.4, 1.0, 0.2), (1.0, 0.5, 0.2), (1.0, 2.0, 0.5)):
         given: dict[str, Any] = {"noise_multiplier": noise, "max_grad_norm": bound}
         given |= {"sample_rate": rate, "ledger": tmp_path / f"{len(stages)}.jsonl"}
         stages.append(make(model, optimizer=optimizer, **given))
-        taken = len(train(stages[-1]))
-        event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
-        accountant.compose(dp_accounting.SelfComposedDpEvent(event, taken))
+        taken.append((noise, rate, len(train(stages[-1]))))
     whole = stages[0].epsilon_with(*stages[1:])
-    assert whole == pytest.approx(accountant.get_epsilon(1e-3), rel=2e-3)
+    assert whole == pytest.approx(by_dp_accounting(*taken, delta=1e-3), rel=2e-3)
     assert stages[1].epsilon_with() == stages[1].epsilon
     with pytest.raises(UserError, match="need the same delta and unit"):
         stages[0].epsilon_with(make(delta=1e-4, ledger=tmp_path / "other.jsonl"))
@@ -222,16 +219,16 @@ def test_a_training_goes_on_for_more_epochs_with_the_epsilon_of_all(
         assert (private.done, private.steps) == (10, 20)
         train(private)
         private.save()
-        assert private.epsilon == pytest.approx(by_dp_accounting(1.2, 20), rel=2e-3)
+        assert private.epsilon == pytest.approx(epsilon_of(1.2, 20), rel=2e-3)
         assert private.report()["steps"] == private.report()["steps_taken"] == 20
         private.export(tmp_path / "model")
     assert path.read_bytes().startswith(first)  # the steps taken before are what they were
     report = json.loads((tmp_path / "model" / "report.json").read_text())["privacy"]
-    assert report["epsilon_tight"] == pytest.approx(by_dp_accounting(1.2, 20), rel=2e-3)
+    assert report["epsilon_tight"] == pytest.approx(epsilon_of(1.2, 20), rel=2e-3)
     with make(**how, epochs=2) as private:  # fewer than were taken: none is left
         assert private.resume()
         assert train(private) == []
-        assert private.epsilon == pytest.approx(by_dp_accounting(1.2, 20), rel=2e-3)
+        assert private.epsilon == pytest.approx(epsilon_of(1.2, 20), rel=2e-3)
 
 
 def wide_data() -> tuple[Tensor, Tensor]:
@@ -265,7 +262,7 @@ def test_whoever_follows_the_message_has_the_epsilon_of_all_steps(
     (tmp_path / "ledger.pt").unlink()
     with make(private.model, count_earlier=True) as again:
         train(again)
-        assert again.epsilon == pytest.approx(by_dp_accounting(1.2, 20), rel=2e-3)
+        assert again.epsilon == pytest.approx(epsilon_of(1.2, 20), rel=2e-3)
 
 
 def test_without_a_named_ledger_more_epochs_go_on_in_the_same(
@@ -278,7 +275,7 @@ def test_without_a_named_ledger_more_epochs_go_on_in_the_same(
     with make(ledger=None, epochs=2) as private:
         assert private.resume()
         train(private)
-        assert private.epsilon == pytest.approx(by_dp_accounting(1.2, 10), rel=2e-3)
+        assert private.epsilon == pytest.approx(epsilon_of(1.2, 10), rel=2e-3)
 
 
 def test_steps_that_the_model_has_not_taken_count_if_it_is_asked_for(make: Make) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 import zdp_bench
 from tests.library.conftest import Make
-from tests.library.small import CLASSES, EXAMPLES, by_dp_accounting, network, train
+from tests.library.small import CLASSES, EXAMPLES, epsilon_of, network, train
 from zdp_bench.errors import UserError
 from zdp_bench.library import starts
 from zdp_bench.library.starts import Earlier
@@ -40,7 +40,7 @@ def test_export_composes_the_training_that_the_starting_weights_went_through(
     second.export(tmp_path / "model")
     start = second.report()["start"]
     assert [(one["ledger"], one["steps"]) for one in start["trainings"]] == [("first.jsonl", 3)]
-    assert start["epsilon_tight"] == pytest.approx(by_dp_accounting(1.2, 5), rel=2e-3)
+    assert start["epsilon_tight"] == pytest.approx(epsilon_of(1.2, 5), rel=2e-3)
     card = (tmp_path / "model" / "README.md").read_text()
     assert "earlier trainings of the starting weights" in card
     if holder != "copied":  # the same tensors
@@ -67,7 +67,7 @@ def test_weights_of_an_exported_model_are_known_in_another_process(
     third.resume()
     for steps in (5, 6):
         assert third.report()["start"]["epsilon_tight"] == pytest.approx(
-            by_dp_accounting(1.2, steps), rel=2e-3
+            epsilon_of(1.2, steps), rel=2e-3
         )
         train(third, most=1)
 

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dp_accounting
 import pytest
-from dp_accounting.pld import PLDAccountant
 
+from tests.accounting import by_dp_accounting
 from tests.training.test_run import carry_out, kill_after, weights_of
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.ledger_lines import chain, make_line, read_ledger
@@ -23,11 +22,9 @@ WORDS = ["algorithm.noise_multiplier=1.3", "seed=3"]
 SECURE = "privacy.secure=true"
 
 
-def by_dp_accounting(steps: int, z: float, delta: float) -> float:
-    accountant = PLDAccountant(value_discretization_interval=1e-3)
-    event = dp_accounting.PoissonSampledDpEvent(RATE, dp_accounting.GaussianDpEvent(z))
-    accountant.compose(event, steps)
-    return float(accountant.get_epsilon(delta))
+def epsilon_of(steps: int, privacy: dict[str, Any]) -> float:
+    """The ε of so many steps of a run with this privacy section."""
+    return by_dp_accounting((privacy["z"], RATE, steps), delta=privacy["delta"])
 
 
 def home_of(results: Path) -> Path:
@@ -111,7 +108,7 @@ def check(results: Path, steps: int, most: int = 0) -> None:
     privacy = json.loads(path.read_text())["privacy"]
     counted = privacy["steps"]
     assert steps <= counted <= max(steps, most)
-    expected = by_dp_accounting(counted, privacy["z"], privacy["delta"])
+    expected = epsilon_of(counted, privacy)
     assert privacy["epsilon_tight"] == pytest.approx(expected, rel=3e-3)
     assert privacy["ledger"]["entries"] == counted
     spendings, unknown = find_spendings(results)
@@ -120,7 +117,7 @@ def check(results: Path, steps: int, most: int = 0) -> None:
     (line,) = sheet(spendings, None, [], results).numbers
     assert line["epsilon"] == pytest.approx(expected, rel=3e-3)
     # another run within a total budget that one generation less would leave room for
-    both = by_dp_accounting(counted + STEPS, privacy["z"], privacy["delta"])
+    both = epsilon_of(counted + STEPS, privacy)
     with pytest.raises(UserError, match=r"privacy\.total_budget"):
         carry_out(results, *WORDS, "seed=4", f"privacy.total_budget={0.99 * both}")
     carry_out(results, *WORDS, "seed=4", f"privacy.total_budget={1.01 * both}")
@@ -204,7 +201,7 @@ def test_a_folder_that_was_renamed_counts_under_its_new_name(tmp_path: Path) -> 
     home.rename(home.with_name("before"))
     carry_out(tmp_path, *WORDS)
     (line,) = sheet(find_spendings(tmp_path)[0], None, [], tmp_path).numbers
-    expected = by_dp_accounting(2 * STEPS, privacy["z"], privacy["delta"])
+    expected = epsilon_of(2 * STEPS, privacy)
     assert (line["runs"], line["epsilon"]) == (2, pytest.approx(expected, rel=3e-3))
 
 

@@ -20,7 +20,6 @@ from zdp_bench.data import Examples
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
 from zdp_bench.report.terminal import show_run
-from zdp_bench.tasks.metric import ACCURACY
 from zdp_bench.training import checkpoint, evaluation
 from zdp_bench.training import run as experiment
 from zdp_bench.training.evaluation import evaluate
@@ -317,18 +316,6 @@ def test_a_run_that_learnt_nothing_is_recorded_with_a_warning(tmp_path: Path) ->
     still = carry_out(tmp_path, "optimizer.lr=0.0", "trainer.epochs=1").record
     assert still.warning == "the model does not seem to learn: optimizer.lr is 0."
     assert dict(show_run(still, tmp_path, found=False).rows)["warning"] == still.warning
-
-
-@pytest.mark.parametrize(
-    ("value", "chance", "warns"),
-    [(0.12, 0.1, True), (0.02, 0.1, True), (0.2, 0.1, False), (0.2, None, False)],
-)
-def test_a_metric_is_held_against_that_of_shuffled_labels(
-    value: float, chance: float | None, warns: bool
-) -> None:
-    said = evaluation.doubt(ACCURACY, {"accuracy": value}, chance, 400, 0.5, 2.0)
-    assert bool(said) == warns
-    assert not warns or "Change optimizer.lr (it is 0.5), the noise or the bound." in said
 
 
 def test_a_run_whose_loss_grows_a_hundredfold_says_so(tmp_path: Path) -> None:

@@ -69,50 +69,40 @@ def test_columns_have_names_or_none(tmp_path: Path, head: str) -> None:
     assert torch.equal(inputs[0], torch.from_numpy(SIGNAL[row, :8]).float())
 
 
-NPY = {
-    "transposed": (SIGNAL.T, r"shape \[10, 2\]; \[2, samples\] was expected"),
+# what stands in a file -> what the sentence says
+REFUSED: dict[str, tuple[np.ndarray | str, str]] = {
+    "a transposed array": (SIGNAL.T, r"shape \[10, 2\]; \[2, samples\] was expected"),
     "a volume": (np.zeros((2, 3, 4)), r"shape \[2, 3, 4\]"),
-    "nothing": (np.zeros((2, 0)), r"shape \[2, 0\]"),
-    "text": (np.array([["a"], ["b"]]), "numbers were expected"),
+    "an empty array": (np.zeros((2, 0)), r"shape \[2, 0\]"),
+    "an array of text": (np.array([["a"], ["b"]]), "numbers were expected"),
     "objects": (np.array([[None], [1]]), "cannot be read"),
-    "not finite": (SIGNAL + np.inf, "not finite"),
+    "an array that is not finite": (SIGNAL + np.inf, "not finite"),
     "too large": (SIGNAL * 1e300, "not finite"),
     "complex among real": (SIGNAL * 1j, "complex samples, but other files have real ones"),
-}
-CSV = {
     "a word": ("1,2\n3,x\n", "cannot be read"),
     "a hole": ("1,2\n3,\n", "cannot be read"),
     "a short line": ("1,2\n3\n", "cannot be read"),
     "three columns": ("1,2,3\n", "has 3 columns where dataset.channels=2 were expected"),
     "a header alone": ("I,V5\n", "has no line of numbers"),
-    "nothing": ("", "is empty"),
-    "nan": ("1,nan\n", "not finite"),
+    "no text": ("", "is empty"),
+    "a text of nan": ("1,nan\n", "not finite"),
 }
 
 
-@pytest.mark.parametrize("case", NPY)
-def test_an_array_of_something_else_is_refused_by_name(tmp_path: Path, case: str) -> None:
-    array, says = NPY[case]
-    data = write_signals(tmp_path / "d", ".npy", SIGNAL)
-    bad = tmp_path / "d/b/by/s.npy"
-    np.save(bad, array, allow_pickle=True)
+@pytest.mark.parametrize("case", REFUSED)
+def test_something_else_is_refused_by_name(tmp_path: Path, case: str) -> None:
+    content, says = REFUSED[case]
+    suffix = ".csv" if isinstance(content, str) else ".npy"
+    data = write_signals(tmp_path / "d", suffix, SIGNAL)
+    bad = tmp_path / f"d/b/by/s{suffix}"
+    if isinstance(content, str):
+        bad.write_text(content)
+    else:
+        np.save(bad, content, allow_pickle=True)
     assert_refused(lambda: data.load(tmp_path), str(bad), says)
 
 
-@pytest.mark.parametrize("case", CSV)
-def test_a_table_of_something_else_is_refused_by_name(tmp_path: Path, case: str) -> None:
-    text, says = CSV[case]
-    data = write_signals(tmp_path / "d", ".csv", SIGNAL)
-    bad = tmp_path / "d/b/by/s.csv"
-    bad.write_text(text)
-    assert_refused(lambda: data.load(tmp_path), str(bad), says)
+def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+    write_signals(tmp_path / "d", ".csv", SIGNAL)
     missing = folder(tmp_path / "d", "table", channels=1, length=8, leads=["V9"])
     assert_refused(lambda: missing.load(tmp_path), "s.csv", "columns I, V5, and 'V9' was expected")
-
-
-@pytest.mark.parametrize("suffix", [".npy", ".csv"])
-def test_check_reads_every_file(tmp_path: Path, suffix: str) -> None:
-    data = write_signals(tmp_path / "d", suffix, SIGNAL)
-    (tmp_path / f"d/b/by/s{suffix}").write_bytes(b"x")
-    problems = [problem for _, problem in data.check_files(tmp_path) if problem]
-    assert len(problems) == 1

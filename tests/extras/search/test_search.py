@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import dp_accounting
 import pytest
-from dp_accounting.pld import PLDAccountant
 
 pytest.importorskip("optuna")
 from optuna.samplers import RandomSampler
 
+from tests.accounting import by_dp_accounting
 from tests.drivers import start
 from tests.tasks.plugin import WORDS, register_task
 from tests.test_cli import run as command
@@ -44,19 +43,14 @@ def carry_out(results: Path, *words: str, trials: int = 3, **options: Any) -> Re
     return search(read_search(words, trials=trials, **options), "nothing")[0]
 
 
-def by_dp_accounting(found: list[tuple[float, int]], rate: float, delta: float) -> float:
-    """The ε of Poisson-sampled Gaussian steps, (z, steps) of each run."""
-    accountant = PLDAccountant(value_discretization_interval=1e-3)
-    for z, steps in found:
-        event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(z))
-        accountant.compose(event, steps)
-    return float(accountant.get_epsilon(delta))
+def together(spent: list[tuple[float, int]], delta: float) -> float:
+    """The ε of runs with batches of a fifth, (z, steps) of each."""
+    return by_dp_accounting(*((z, 0.2, steps) for z, steps in spent), delta=delta)
 
 
 def together_of(found: list[Record]) -> float:
-    """The ε of runs with batches of a fifth, composed."""
     spent = [(record.privacy.z, record.privacy.steps) for record in found]
-    return by_dp_accounting(spent, 0.2, found[0].privacy.delta)
+    return together(spent, found[0].privacy.delta)
 
 
 def test_the_best_is_chosen_by_validation_records_and_epsilon_is_of_all_runs_composed(
@@ -76,9 +70,7 @@ def test_the_best_is_chosen_by_validation_records_and_epsilon_is_of_all_runs_com
     assert {line["run"] for line in found["trials"]} == {record.run for record in every}
     assert len(every) == 3
     assert len({record.privacy.z for record in every}) == 2
-    spent = [(record.privacy.z, record.privacy.steps) for record in every]
-    expected = by_dp_accounting(spent, 0.2, found["privacy"]["delta"])
-    assert found["privacy"]["epsilon_all"] == pytest.approx(expected, rel=3e-3)
+    assert found["privacy"]["epsilon_all"] == pytest.approx(together_of(every), rel=3e-3)
     assert found["privacy"]["epsilon_all_unit"] > found["privacy"]["epsilon_all"]
 
 
@@ -112,7 +104,7 @@ def test_a_trial_that_is_drawn_again_otherwise_counts_twice(
     assert sorted(steps for _, steps in spent) == (
         [2 * STEPS] * 2 if forced else [STEPS, 2 * STEPS]
     )
-    expected = by_dp_accounting(spent, 0.2, found["privacy"]["delta"])
+    expected = together(spent, found["privacy"]["delta"])
     assert found["privacy"]["epsilon_all"] == pytest.approx(expected, rel=3e-3)
 
 
@@ -220,7 +212,7 @@ def test_no_run_of_an_earlier_call_is_lost(
     assert found["privacy"]["epsilon_all"] == line["epsilon"]
     assert found["privacy"]["epsilon_all_unit"] == line["epsilon_unit"]
     spent = [(one.spent.z, one.spent.steps) for one in spendings]
-    expected = by_dp_accounting(spent, 0.2, found["privacy"]["delta"])
+    expected = together(spent, found["privacy"]["delta"])
     assert line["epsilon"] == pytest.approx(expected, rel=3e-3)
     assert found["privacy"]["runs"] == len(spendings) > 2
 
