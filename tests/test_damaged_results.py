@@ -97,19 +97,14 @@ def attack(sound: Path, place: Path, seeds: range) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_damaged_results_folder_is_answered_or_refused(sound: Path, tmp_path: Path) -> None:
-    failed = attack(sound, tmp_path, range(8))
-    assert not failed, "\n".join(failed)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.filterwarnings("ignore")
-def test_many_damaged_results_folders_take_little_memory(
-    sound: Path, tmp_path: Path, request: pytest.FixtureRequest
+@pytest.mark.parametrize(
+    "many", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+)
+def test_a_damaged_results_folder_is_answered_or_refused_in_little_memory(
+    sound: Path, many: bool, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    seed, count = request.config.getoption("seed"), request.config.getoption("damaged")
-    failed = attack(sound, tmp_path, range(seed, seed + count))
+    seed, count = (pytestconfig.getoption(word) if many else 0 for word in ("seed", "damaged"))
+    failed = attack(sound, tmp_path, range(seed, seed + (count or 8)))
     assert not failed, "\n".join(failed)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MORE

@@ -79,13 +79,11 @@ def try_configurations(count: int, number: int) -> None:
     seed(number)(how(given(overrides)(one_configuration)))()
 
 
-def test_any_configuration_is_a_clean_run_or_a_sentence() -> None:
-    try_configurations(12, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(6 * 3600)
-def test_thousands_of_configurations_are_clean_runs_or_sentences(
-    pytestconfig: pytest.Config,
+@pytest.mark.parametrize(
+    "many", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(6 * 3600)])]
+)
+def test_any_configuration_is_a_clean_run_or_a_sentence(
+    many: bool, pytestconfig: pytest.Config
 ) -> None:
-    try_configurations(pytestconfig.getoption("configurations"), pytestconfig.getoption("seed"))
+    number, count = (pytestconfig.getoption(o) if many else 0 for o in ("seed", "configurations"))
+    try_configurations(count or 12, number)

@@ -434,7 +434,10 @@ def batch_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES))
 
 
-class Endless(IterableDataset):
+class Stream(IterableDataset):
+    def __len__(self) -> int:
+        return 60
+
     def __iter__(self) -> Iterator[Any]:
         yield torch.zeros(4), 0
 
@@ -455,7 +458,7 @@ def test_what_is_no_module_of_torch_is_refused(make: Make) -> None:
         ({"model": network().eval()}, r"call model\.train\(\) before"),
         ({"model": network().requires_grad_(False)}, "nothing to train"),
         ({"optimizer": torch.optim.SGD(network().parameters())}, r"'0\.weight' requires a grad"),
-        ({"dataset": Endless()}, "give a map-style Dataset"),
+        ({"dataset": Stream()}, "give a map-style Dataset"),
         ({"dataset": []}, "it has no example"),
         ({"expected_batch": None}, "sample_rate and expected_batch go together"),
         ({"algorithm": "dp_sdg"}, "Did you mean 'dp_sgd'"),

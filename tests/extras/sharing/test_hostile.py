@@ -175,19 +175,14 @@ def test_a_report_that_no_card_can_be_made_of_is_wrong(exported: Path, tmp_path:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_hostile_folder_is_answered_or_refused(sound: list[Path], tmp_path: Path) -> None:
-    failed = attack(sound, tmp_path, range(10))
-    assert not failed, "\n".join(failed)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.filterwarnings("ignore")
-def test_many_hostile_folders_take_little_memory(
-    sound: list[Path], tmp_path: Path, request: pytest.FixtureRequest
+@pytest.mark.parametrize(
+    "many", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+)
+def test_a_hostile_folder_is_answered_or_refused_in_little_memory(
+    sound: list[Path], many: bool, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    seed, count = request.config.getoption("seed"), request.config.getoption("damaged")
-    failed = attack(sound, tmp_path, range(seed, seed + count))
+    seed, count = (pytestconfig.getoption(word) if many else 0 for word in ("seed", "damaged"))
+    failed = attack(sound, tmp_path, range(seed, seed + (count or 10)))
     assert not failed, "\n".join(failed)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MORE

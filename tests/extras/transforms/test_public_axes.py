@@ -222,7 +222,7 @@ WRONG_PARTS = {
     "[scatering]": "Did you mean 'scattering'",
     "[joined]": "cannot be a part of itself",
     "[{nam: scattering}]": r"representation\.parts: a part has no name",
-    "[{}]": r"representation\.parts: a part has no name",
+    "[{weight: 1}]": r"representation\.parts: a part has no name",
     "[{name: scattering, weigth: 2}]": r"Did you mean 'representation\.parts\.weight'",
     "[{name: scattering, weight: 0}]": r"representation\.parts\.weight=0",
 }

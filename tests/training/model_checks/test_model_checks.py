@@ -150,11 +150,6 @@ def test_contributions_beyond_the_bound_are_found() -> None:
         model_checks.check(model, algorithm, cross_entropy, (VECTORS, LABELS))
 
 
-def test_a_mean_loss_is_refused() -> None:
-    with pytest.raises(UserError, match="one real number per example, never a mean"):
-        check(mlp(), loss=lambda outputs, targets: F.cross_entropy(outputs, targets))
-
-
 def test_a_loss_that_others_would_change_is_said_to_be_computed_alone(caplog: Any) -> None:
     check(mlp(), loss=lambda outputs, targets: cross_entropy(outputs, targets) / len(targets))
     assert "computed for each example separately" in caplog.text
