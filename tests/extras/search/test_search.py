@@ -27,6 +27,7 @@ from zdp_bench.extras.search.search import search, sheet
 from zdp_bench.extras.search.space import read_search
 from zdp_bench.records import Record
 from zdp_bench.report import budget
+from zdp_bench.tasks.metric import ACCURACY
 from zdp_bench.training import evaluation, run
 from zdp_bench.training.spending import find_spendings
 
@@ -255,6 +256,50 @@ def test_a_trial_that_diverges_is_no_end_and_counts(
     assert found["best"] == 2
     alone = records.read_all(tmp_path)[0].privacy.epsilon_tight
     assert found["privacy"]["epsilon_all"] > 1.1 * alone
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        ({"state": "done", "score": 0.87654}, "validation roc_auc 0.8765"),
+        ({"state": "done", "score": None}, "validation roc_auc is not finite"),
+        ({"state": "failed", "score": None}, "diverged"),
+    ],
+)
+def test_the_line_of_a_trial_states_how_it_ended(outcome: dict[str, Any], expected: str) -> None:
+    trial = {"trial": 1, "values": {"optimizer.lr": "0.1"}, **outcome}
+    line = module._describe_trial(trial, 2, "roc_auc")
+    assert line == f"trial 1 of 2: optimizer.lr=0.1: {expected}"
+
+
+def test_a_narrow_terminal_shows_the_score_and_the_searched_values() -> None:
+    values = {"algorithm.max_grad_norm": "0.5"}
+    best = {"trial": 1, "values": values, "state": "done", "score": 0.9, "run": "a" * 64}
+    record = {
+        "recipe": "quickstart",
+        "sampler": "grid",
+        "metric": "roc_auc",
+        "direction": "maximize",
+        "searched": {"algorithm.max_grad_norm": "0.5,1"},
+        "trials": [best | {"test": 0.8, "epsilon_tight": 2.0, "noise": []}],
+        "best": None,
+        "data": {"validation": 100},
+        "privacy": {"delta": 1e-5, "epsilon_all": 2.0, "epsilon_all_unit": None, "runs": 1},
+        "ended_by": "",
+    }
+    page = sheet(record)
+    assert set(page.important) <= set(page.columns)
+    caption = str(page.as_rich(width=64).caption)
+    assert caption == "No room for state, test roc auc: use a wider terminal or --format csv."
+
+
+@pytest.mark.parametrize("seed", [0, 2**32 - 1, 2**32, 2**64 - 1])
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
+def test_every_seed_of_a_recipe_proposes_trials(seed: int, sampler: Any) -> None:
+    words = ["recipe=quickstart", "optimizer.lr=0.1,1", f"seed={seed}"]
+    options = read_search(words, sampler, trials=2)
+    study = module.create_study(options, configured(options.example()), ACCURACY)
+    assert study.ask(options.searched).params["optimizer.lr"] in ("0.1", "1")
 
 
 def test_a_search_that_was_killed_goes_on_and_spends_nothing_twice(tmp_path: Path) -> None:

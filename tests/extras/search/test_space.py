@@ -94,6 +94,27 @@ def test_options_that_contradict_are_one_sentence(
         read_search(["optimizer.lr=1,2", *words], **{"trials": 3} | options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("sampler", ["tpe", "grid"])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("trials", 0),
+        ("trials", -3),
+        ("trials", 10**10),
+        ("epsilon", 0.0),
+        ("epsilon", -1.0),
+        ("epsilon", float("nan")),
+        ("epsilon", float("inf")),
+    ],
+)
+def test_a_number_of_trials_or_an_epsilon_out_of_range_is_one_sentence(
+    option: str, value: float, sampler: Any
+) -> None:
+    options: Any = {"trials": 3, "epsilon": 1.0} | {option: value}
+    with pytest.raises(UserError, match=rf"^--{option}={value}: must be [a-z0-9 .]*\.$"):
+        read_search(["optimizer.lr=1,2"], sampler, **options)
+
+
 def test_more_trials_go_on_with_the_same_search_but_not_with_what_was_promised() -> None:
     def named(sampler: Any, trials: int, epsilon: float | None = None) -> str:
         return read_search(["optimizer.lr=1,2"], sampler, trials, epsilon).name

@@ -231,7 +231,8 @@ def create_study(
     """Create Optuna's study, whose proposals the recipe's seed determines."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler = TPESampler if options.sampler == "tpe" else RandomSampler
-    study = optuna.create_study(direction=direction(metric), sampler=sampler(seed=config.seed))
+    seed = config.seed % 2**32  # Optuna takes 32 bits, a recipe's seed may have 64
+    study = optuna.create_study(direction=direction(metric), sampler=sampler(seed=seed))
     if options.sampler == "grid":
         for values in grid_of(options.searched):
             study.enqueue_trial(values)
@@ -245,8 +246,11 @@ def _describe_trial(
 ) -> str:
     """Return a finished trial as one line for the terminal."""
     values = " ".join(f"{key}={_short(value)}" for key, value in trial["values"].items())
-    result = "diverged"
-    if trial["score"] is not None:
+    if trial["state"] == "failed":
+        result = "diverged"
+    elif trial["score"] is None:
+        result = f"validation {metric} is not finite"
+    else:
         result = f"validation {metric} {trial['score']:.4f}"
     return f"trial {trial['trial']} of {num_trials}: {values}: {result}"
 
@@ -507,9 +511,20 @@ def sheet(record: Document) -> Sheet:
     if len(rows) > MAX_SHOWN:
         notes.insert(0, f"{len(rows) - MAX_SHOWN} more trials: --format csv.")
     title = f"Search of {record['recipe']}: {len(rows)} trials by {record['sampler']}"
-    columns = [key.replace("_", " ") for key in rows[0]] if rows else []
-    important = ("trial", f"validation {metric}", "run", "epsilon tight", *record["searched"])
-    return Sheet(title, columns, printed_rows, notes, numbers=rows, important=important)
+    keys = list(rows[0]) if rows else []
+    important_keys = ("trial", f"validation_{metric}", "run", "epsilon_tight", *record["searched"])
+    return Sheet(
+        title,
+        [_heading(key) for key in keys],
+        printed_rows,
+        notes,
+        numbers=rows,
+        important=[_heading(key) for key in important_keys],
+    )
+
+
+def _heading(key: str) -> str:
+    return key.replace("_", " ")
 
 
 def _notes(record: Document) -> list[str]:

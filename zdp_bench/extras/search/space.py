@@ -7,8 +7,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import Gt
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 from optuna.distributions import (
     BaseDistribution,
@@ -17,11 +18,14 @@ from optuna.distributions import (
     IntDistribution,
     distribution_to_json,
 )
+from pydantic import FiniteFloat
 
 from zdp_bench.config.digests import enters_digest
+from zdp_bench.config.types import Count, check_value
 from zdp_bench.config.words import parse_words, read_words
 from zdp_bench.errors import UserError
 
+Target = Annotated[FiniteFloat, Gt(0)]  # ε of a whole search
 EPSILONS = ("privacy.target_epsilon", "privacy.claimed_epsilon")
 # The sections that all trials share, with the reason.
 SHARED = {
@@ -100,9 +104,11 @@ def read_search(
         metric: the metric by which the best trial is chosen; see `Search`.
 
     Raises:
-        UserError: no key has several values, a key cannot be searched, the number of trials is
-            missing, or the noise is set twice.
+        UserError: no key has several values, a key cannot be searched, the noise is set twice, or
+            the number of trials or ε is missing or out of range.
     """
+    check_value("--trials", Count | None, trials)
+    check_value("--epsilon", Target | None, epsilon)
     for override in parse_words(overrides):  # before any file is read
         if override.is_sweep_override():
             _require_searchable(override, _key_of(override).lstrip("+"))
@@ -128,7 +134,7 @@ def read_search(
         sampler = "grid" if has_lists and trials is None else "tpe"
     if sampler == "grid":
         size = len(grid_of(searched))
-        trials = min(trials or size, size)
+        trials = size if trials is None else min(trials, size)
     if trials is None:
         raise UserError(f"--trials N is missing: the number of runs for --sampler {sampler}.")
     recipe = next((word for word in overrides if word.startswith("recipe=")), "")
