@@ -485,7 +485,8 @@ def test_lines_with_a_right_chain_but_no_step_are_refused(path: Path) -> None:
     bodies: list[Any] = [{"step": "1"}, {"step": True}, {"steps": 1}, {"step": 1, "free": 1}, {}]
     bodies += [{"taken": 1}, {"step": 1, "of": 2}, {"step": None}, {"made": "", "step": 1}, [], 3]
     head = json.loads(lines.splitlines()[0])
-    bodies.append({key: value for key, value in head.items() if key != "sha256"})
+    del head["sha256"]
+    bodies += [head, head | {"facts": {"unit": 1}}]
     for body in bodies:
         text = json.dumps(body, sort_keys=True)
         claimed = hashlib.sha256((digest + text).encode()).hexdigest()

@@ -163,9 +163,11 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @pytest.fixture(autouse=True)
-def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+def times_freed(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Nothing that a test leaves behind is worth a search of all of pytest's memory."""
-    monkeypatch.setattr(private, "free_memory", lambda: None)
+    times: list[None] = []
+    monkeypatch.setattr(private, "free_memory", lambda: times.append(None))
+    return times
 
 
 class Greedy(ZetaDPSGD):
@@ -216,7 +218,7 @@ OUT_OF_MEMORY = [
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: type(error).__name__)
 def test_out_of_memory_halves_the_micro_batch_and_starts_the_sum_anew(
-    error: Exception, caplog
+    error: Exception, caplog, times_freed: list[None]
 ) -> None:
     task = problem()
     expected = summed(Greedy(task, 100, error), pieces(Size(100)))
@@ -225,7 +227,7 @@ def test_out_of_memory_halves_the_micro_batch_and_starts_the_sum_anew(
         found = summed(tight, pieces(size))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
     assert size.examples == 2  # 16, 8, 4, 2
-    assert len(caplog.records) == 3
+    assert len(caplog.records) == len(times_freed) == 3
     summed(tight, pieces(size))
     assert size.examples == 2  # and the next step begins with what fits
 
@@ -245,7 +247,13 @@ def test_a_sum_that_failed_after_some_records_does_not_count_them_twice() -> Non
 
 
 @pytest.mark.parametrize(
-    ("shares", "what"), [(None, "one example"), ((5, 6), "6 examples of one share")]
+    ("shares", "what"),
+    [
+        (None, "one example"),
+        ((1,) * 11, "one example"),
+        ((9, 2), "9 examples of one share"),
+        ((2, 1) * 3 + (2,), "2 examples of one share"),
+    ],
 )
 def test_what_does_not_fit_by_itself_ends_in_a_sentence(shares: Any, what: str) -> None:
     with pytest.raises(UserError, match=f"{what} at a time"):

@@ -3,6 +3,7 @@ there."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,18 @@ from tests.ledgers import OnDisk
 from zdp_bench.algorithms import Problem, mean
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import Batch
+from zdp_bench.gradients import Batch, Shares
 from zdp_bench.privacy.ledger import Ledger
-from zdp_bench.privacy.mechanism import Sampling
-from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, add_noise
+from zdp_bench.privacy.mechanism import Mechanism, Sampling
+from zdp_bench.privacy.noise import (
+    CorrelatedNoise,
+    NoiseSource,
+    SecureNoise,
+    SeededNoise,
+    add_noise,
+)
+from zdp_bench.privacy.tally import BudgetExceeded
+from zdp_bench.training import step as step_module
 from zdp_bench.training.batches import MicroBatches, Size, read_in_pieces
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.step import Training, private_step, sum_shares
@@ -39,13 +48,14 @@ def training(
     noise: NoiseSource | None = None,
     ranks: Ranks = ALONE,
     kind: type[ZetaDPSGD] = ZetaDPSGD,
+    max_releases: int | None = None,
 ) -> Iterator[Training]:
     """A new problem and what a step of it takes, with a ledger at `path`."""
     noise = noise or SeededNoise("key")
     model, algorithm = problem(kind)
     ledger = Ledger(path, algorithm.mechanism(), noise.repeatable)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    yield Training(algorithm, model, optimizer, noise, ledger, None, ranks)
+    yield Training(algorithm, model, optimizer, noise, ledger, max_releases, ranks)
     ledger.close()
 
 
@@ -60,6 +70,23 @@ class _Ranks(Ranks):
     def all_reduce(self, total: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return total
 
+    def max(self, number: int) -> int:
+        return number
+
+
+class _OtherSum(_Ranks):
+    """The first of several, the others of which have a sum of ones."""
+
+    def all_reduce(self, total: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: value + 1 for name, value in total.items()}
+
+
+def pieces(count: int, size: int, shares: Shares | None = None) -> MicroBatches:
+    """`count` examples in micro-batches of `size`."""
+    inputs = torch.randn(count, 3, dtype=torch.complex64)
+    targets = torch.zeros(count)
+    return MicroBatches(count, lambda cut: (inputs[cut], targets[cut]), Size(size), shares=shares)
+
 
 def test_dividing_in_passing_gives_the_bits_of_dividing_afterwards(tmp_path: Path) -> None:
     batch = torch.randn(5, 3, dtype=torch.complex64), torch.zeros(5)
@@ -69,6 +96,115 @@ def test_dividing_in_passing_gives_the_bits_of_dividing_afterwards(tmp_path: Pat
             private_step(of, 0, iter([batch]), 7.0)
             moved.append(weights(of))
     assert all(torch.equal(one, other) for one, other in zip(*moved, strict=True))
+
+
+def test_the_sum_of_every_rank_is_divided(tmp_path: Path) -> None:
+    moved = []
+    for ranks in (_Ranks(size=2), _OtherSum(size=2)):
+        with training(tmp_path / f"{len(moved)}.jsonl", ranks=ranks) as of:
+            private_step(of, 0, iter([]), 8.0)
+            moved.append(weights(of))
+    for one, other in zip(*moved, strict=True):
+        torch.testing.assert_close(one - other, torch.full_like(one, 1 / 8))
+
+
+COMPLEX64, COMPLEX128 = torch.complex64, torch.complex128
+
+
+@pytest.mark.parametrize(
+    ("secure", "ranks", "micro_batches", "dtype", "factor"),
+    [
+        (False, ALONE, iter([]), COMPLEX64, 1 / 8),
+        (False, ALONE, pieces(1024, 1000), COMPLEX64, 1 / 8),
+        (False, ALONE, pieces(1025, 1000), COMPLEX128, 1 / 8),
+        (False, _Ranks(size=2), pieces(512, 512), COMPLEX64, 1.0),
+        (False, _Ranks(size=2), pieces(513, 513), COMPLEX128, 1.0),  # 1026 examples on both
+        (False, _Ranks(size=2), iter(pieces(513, 513)), COMPLEX64, 1.0),
+        (True, ALONE, iter([]), COMPLEX128, 1.0),
+        (True, _Ranks(size=2), pieces(4, 4), COMPLEX128, 1.0),
+    ],
+)
+def test_noise_is_added_to_a_wide_sum_if_it_is_secure_or_of_many(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    secure: bool,
+    ranks: Ranks,
+    micro_batches: Any,
+    dtype: torch.dtype,
+    factor: float,
+) -> None:
+    """Only a single rank divides seeded noise as it adds it."""
+    given = []
+
+    def spy(total: Any, mechanism: Any, noise: Any, step: int, by: float) -> Any:
+        given.append(([*total], {value.dtype for value in total.values()}, by))
+        return add_noise(total, mechanism, noise, step, by)
+
+    monkeypatch.setattr(step_module, "add_noise", spy)
+    with training(tmp_path / "ledger.jsonl", SecureNoise() if secure else None, ranks) as of:
+        private_step(of, 0, micro_batches, 8.0)
+        names = [block.name for block in of.mechanism().blocks]
+        assert {p.dtype for p in of.model.parameters()} == {COMPLEX64}
+    assert given == [(names, {dtype}, factor)]
+
+
+def test_only_the_first_rank_adds_noise(tmp_path: Path) -> None:
+    with training(tmp_path / "ledger.jsonl", ranks=_Ranks(rank=1, size=2)) as of:
+        before = weights(of)
+        private_step(of, 0, iter([]), 8.0)
+        assert all(torch.equal(old, now) for old, now in zip(before, weights(of), strict=True))
+
+
+def test_a_budget_ends_at_its_last_release_and_repeats_cost_nothing(tmp_path: Path) -> None:
+    with training(tmp_path / "ledger.jsonl", max_releases=2) as of:
+        for step in (0, 1, 1, 0):
+            private_step(of, step, iter([]), 8.0)
+        with pytest.raises(BudgetExceeded):
+            private_step(of, 2, iter([]), 8.0)
+        assert of.ledger.releases == 2
+
+
+def test_noise_is_correlated_as_the_mechanism_states(tmp_path: Path) -> None:
+    class Correlated(ZetaDPSGD):
+        def mechanism(self) -> Mechanism:
+            sampling = Sampling("poisson", 0.1, 2, 20, cycle=2)
+            return replace(super().mechanism(), sampling=sampling, strategy=(1.0, 0.5))
+
+    for kind, is_correlated in ((ZetaDPSGD, False), (Correlated, True)):
+        with training(tmp_path / f"{kind.__name__}.jsonl", kind=kind) as of:
+            assert isinstance(of.noise, CorrelatedNoise) == is_correlated
+
+
+def test_an_algorithm_may_set_the_weights_instead_of_descending(tmp_path: Path) -> None:
+    class Once(ZetaDPSGD):
+        sets_weights = True
+
+        def postprocess(self, noisy: Any, expected_batch_size: float) -> Any:
+            self.sets_weights = False  # in the next step
+            return {name: torch.full_like(value, 3.0) for name, value in noisy.items()}
+
+    with training(tmp_path / "ledger.jsonl", kind=Once) as of:
+        private_step(of, 0, iter([]), 8.0)
+        assert all(bool((value == 3).all()) for value in weights(of))
+
+
+@pytest.mark.parametrize("shares", [None, (3, 1, 2)])
+def test_a_step_sums_shares(shares: Shares | None) -> None:
+    algorithm = problem()[1]
+    micro_batches = pieces(6, 4, shares)
+    inputs, targets = micro_batches.read(slice(0, 6))
+    found = sum_shares(algorithm, algorithm.mechanism(), micro_batches, CPU)
+    each = algorithm.contributions((inputs, targets), shares)
+    for name, value in found.items():
+        torch.testing.assert_close(value, each[name].sum(dim=0))
+
+
+def test_a_single_process_does_not_wait_for_the_disk_in_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with training(tmp_path / "ledger.jsonl") as of, monkeypatch.context() as patch:
+        patch.setattr(of.ledger, "sync", pytest.fail)
+        private_step(of, 0, iter([]), 8.0)
 
 
 def test_a_step_is_on_disk_before_its_noisy_sum_is_sent_to_other_ranks(
@@ -193,6 +329,26 @@ def test_a_step_taken_again_in_smaller_pieces_ends_before_its_release(
     with training(path) as of:
         of.ledger.begin("code", 0, "new")
         assert of.ledger.counted_again == 1
+
+
+def test_a_new_step_in_smaller_pieces_and_a_step_taken_again_in_the_same_are_no_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with training(tmp_path / "ledger.jsonl") as of:
+        micro_batches = pieces(8, 8)
+        for _ in range(2):
+            private_step(of, 0, micro_batches, 8.0)
+        accumulate, fails = of.algorithm.accumulate, iter([True])
+
+        def once_out_of_memory(total: Any, batch: Batch) -> None:
+            if next(fails, False):
+                raise MemoryError("out of memory")
+            accumulate(total, batch)
+
+        monkeypatch.setattr(of.algorithm, "accumulate", once_out_of_memory)
+        private_step(of, 1, micro_batches, 8.0)
+        assert micro_batches.size.examples == 4
+        assert of.ledger.releases == 2
 
 
 @pytest.mark.parametrize("count", [1000, 17_000, 200_000])

@@ -48,9 +48,9 @@ class Training:
     ledger: Tally
     max_releases: int | None = None
     ranks: Ranks = ALONE
-    captured_sums: CapturedSums = field(default_factory=CapturedSums, repr=False)
+    captured_sums: CapturedSums = field(default_factory=CapturedSums)
     # by whether each parameter requires gradients
-    _mechanisms: dict[tuple[bool, ...], Mechanism] = field(default_factory=dict, repr=False)
+    _mechanisms: dict[tuple[bool, ...], Mechanism] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "noise", correlate(self.noise, self.mechanism()))
@@ -111,7 +111,7 @@ def private_step(
     device = next(iter(training.parameters.values())).device
     ledger.append(step, weights_digest)  # before the sum and its noise exist
     # If memory runs out, `sum_shares` halves the size of the micro-batches in place.
-    size_before = micro_batches.size.examples if isinstance(micro_batches, MicroBatches) else 0
+    size_before = micro_batches.size.examples if isinstance(micro_batches, MicroBatches) else None
     marks = mark_weights(training.parameters)  # to notice if the model or the loss writes to them
     try:
         local_sum = training.captured_sums.sum(
@@ -174,9 +174,9 @@ def private_step(
 def _needs_wide_sum(micro_batches: Iterable[Batch], ranks: Ranks) -> bool:
     """Return True if the sum over all ranks has too many examples for float32; see `Total`.
 
-    A single rank's own sum is wide already if it has many examples.
+    The sum of a single rank is wide already if it has many examples.
     """
-    if ranks.size == 1 or not isinstance(micro_batches, MicroBatches):
+    if not isinstance(micro_batches, MicroBatches):
         return False
     max_examples = ranks.max(micro_batches.count) * ranks.size  # upper bound on all ranks'
     return max_examples > MICRO_BATCH
@@ -198,7 +198,7 @@ def sum_shares(
         num_examples = 0
         try:
             for batch, *share_sizes in arguments_of(micro_batches):
-                inputs = batch[0]  # an audit's batches have no targets
+                inputs, *_ = batch  # an audit's batches have no targets
                 num_examples += len(inputs)
                 if num_examples > MICRO_BATCH and not total.is_wide:
                     total.widen()
@@ -228,10 +228,10 @@ def arguments_of(micro_batches: Iterable[Batch]) -> Iterator[tuple[Any, ...]]:
 
 def _out_of_memory(micro_batches: MicroBatches) -> UserError:
     """Return the error that states what did not fit: the examples of a share, or one example."""
-    largest_share = max(micro_batches.shares or (1,))
-    if largest_share > 1:
+    shares = micro_batches.shares
+    if shares is not None and max(shares) > 1:
         return UserError(
-            f"out of memory with the {largest_share} examples of one share at a time, which belong "
+            f"out of memory with the {max(shares)} examples of one share at a time, which belong "
             "to one owner or are views of one example: reduce privacy.max_examples or "
             "trainer.augmentations, or use a smaller model or smaller inputs."
         )
