@@ -151,7 +151,6 @@ def sum_by_torch_func(model: nn.Module, inputs: Any, targets: Tensor) -> dict[st
 def test_the_sum_is_that_of_torch_func_and_a_private_step_is_taken(
     make: Callable[[], tuple[nn.Module, Any]], tmp_path: Path
 ) -> None:
-    torch.manual_seed(0)
     model, inputs = make()
     ours = zdp_bench.clipped_sum(model, loss, (inputs, TARGETS), BOUND).sums
     theirs = sum_by_torch_func(model, inputs, TARGETS)
@@ -206,7 +205,6 @@ def test_norms_over_the_batch_are_refused_with_their_fix(
     library: str, name: str, sentence: str
 ) -> None:
     """torchcvnn 0.10 divides by the deviation of a feature over all examples of the batch."""
-    torch.manual_seed(0)
     layer = getattr(pytest.importorskip(library), name)
     model = complex_vit(name)[0] if name == "LayerNorm" else normed(layer(4))
     batch = complex_images(), torch.arange(4) % 3

@@ -85,7 +85,6 @@ def test_batchnorm_as_deepee_ran_it_is_an_instance_norm(name: str) -> None:
     """deepee runs one copy of the network per example: BatchNorm over one example, with its running
     statistics switched off.
     """
-    torch.manual_seed(0)
     options = {"hidden": 8} if name == "vgg11" else {}
     model = lookup("model", name)((1, 64, 64), 2, norm="batch", width=8, **options)
     records = torch.randn(3, 1, 64, 64)
@@ -206,7 +205,6 @@ def test_what_leaves_no_network_is_named(
 
 
 def test_a_real_unet_takes_both_parts_of_a_complex_image() -> None:
-    torch.manual_seed(0)
     model = lookup("model", "real_unet")((1, 8, 9), 1, width=8, depth=1, re_im=True, residual=True)
     x = torch.randn(4, 1, 8, 9, dtype=torch.complex64)
     assert torch.allclose(model(x), x.abs())  # the last layer starts at zero
@@ -309,7 +307,6 @@ def test_it_is_the_network_of_the_appendix() -> None:
 
 
 def test_options_do_what_they_say() -> None:
-    torch.manual_seed(0)
     options = {"activation": "cardioid_per_feature", "last_activation": False, "pooled": 2}
     plain = SpeechCNN((1, 40, 30), 3, **options)
     torch.manual_seed(0)

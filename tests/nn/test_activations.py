@@ -80,7 +80,6 @@ def test_nothing_is_nan_at_the_origin_on_the_axes_or_far_away(name: str) -> None
 @pytest.mark.parametrize("name", COMPLEX)
 def test_maps_keep_their_layout_forward_and_backward(name: str) -> None:
     """Or the next convolution copies the map, and the one before the gradient."""
-    torch.manual_seed(0)
     layer = activation(name, 3)
     z = torch.randn(2, 3, 4, 5, dtype=torch.complex128)
     g = torch.randn_like(z)

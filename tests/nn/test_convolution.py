@@ -49,7 +49,6 @@ def test_equals_torchs_complex_convolution(ours, options) -> None:
 @pytest.mark.parametrize(("channels", "size"), [(1, (5, 15)), (16, (8, 9))])
 def test_a_gradient_of_a_gradient_is_torchs(channels: int, size: tuple[int, int]) -> None:
     """Also where loops of our own go forward, which have no second derivative."""
-    torch.manual_seed(0)
     layer = ComplexConv2d(channels, 16, 3)
     native = nn.Conv2d(channels, 16, 3, dtype=torch.complex64)
     native.load_state_dict(layer.state_dict())
@@ -62,7 +61,6 @@ def test_a_gradient_of_a_gradient_is_torchs(channels: int, size: tuple[int, int]
 
 
 def test_initialisation_is_torchs_own() -> None:
-    torch.manual_seed(0)
     layer = ComplexConv2d(16, 64, 3)
     parts = torch.view_as_real(layer.weight.detach())
     bound = 1 / (16 * 9) ** 0.5
@@ -78,7 +76,6 @@ def test_real_dtypes_and_uneven_groups_are_refused() -> None:
 
 
 def test_conjugated_weights_and_torchs_transforms_are_convolved_alike() -> None:
-    torch.manual_seed(0)
     model, other = ComplexConv2d(6, 5, 3, bias=False), ComplexConv2d(6, 5, 3, bias=False)
     x = torch.randn(2, 6, 5, 4, dtype=torch.complex64)
 

@@ -24,7 +24,6 @@ def test_weights_have_the_second_moment_of_their_distribution(
     how: Initialisation, sizes: tuple[int, int], dtype: torch.dtype
 ) -> None:
     """E|w|² in closed form; and E|w|⁴, which tells a Rayleigh modulus from a uniform one."""
-    torch.manual_seed(0)
     fan_out, fan_in = sizes
     layer = initialise(nn.Linear(fan_in, fan_out, dtype=dtype), how)
     parts = 2 if dtype.is_complex else 1
@@ -128,7 +127,6 @@ class Twice(nn.Module):
 
 
 def test_a_layer_used_twice_is_scaled_once_and_a_batchnorm_learns_nothing() -> None:
-    torch.manual_seed(0)
     model = Twice()
     scale_to_unit_variance(model, torch.randn(2048, 8))
     assert model.training

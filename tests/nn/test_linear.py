@@ -25,7 +25,6 @@ from zdp_bench.registry import lookup
 def test_forward_by_fft_is_the_dense_matrix(
     inputs: int, outputs: int, block: int, bias: bool
 ) -> None:
-    torch.manual_seed(0)
     layer = CirculantLinear(inputs, outputs, block, bias).double()
     x = torch.randn(2, 3, inputs, dtype=torch.float64)
     expected = x @ layer.dense().T + (layer.bias if layer.bias is not None else 0.0)
@@ -64,7 +63,6 @@ LAYOUTS: list[Callable[[Tensor], Tensor]] = [
 def test_it_is_a_linear_layer_behind_flatten(
     layout: Callable[[Tensor], Tensor], dtype: torch.dtype
 ) -> None:
-    torch.manual_seed(0)
     x = layout(torch.randn(3, 4, 5, 6, dtype=dtype))
     numbers = x[0].numel() if len(x) else 120
     ours, theirs = MapLinear(numbers, 2, dtype=dtype), nn.Linear(numbers, 2, dtype=dtype)

@@ -72,7 +72,6 @@ def test_instance_and_layer_norm_are_its_ends() -> None:
 
 
 def test_backward_near_a_singular_group_is_the_finite_difference() -> None:
-    torch.manual_seed(0)
     along_a_line = torch.randn(2, 4, 6, dtype=torch.float64) * (2 - 1j)
     x = (along_a_line + 1e-3 * torch.randn(2, 4, 6, dtype=torch.complex128)).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: normalise(x, 2, eps=1e-4), (x,), fast_mode=True)
@@ -92,7 +91,6 @@ DEGENERATE = {
 
 @pytest.mark.parametrize("what", DEGENERATE)
 def test_degenerate_groups_are_finite_and_so_are_their_gradients(what) -> None:
-    torch.manual_seed(0)
     x = DEGENERATE[what](torch.randn(2, 4, 6, 6, dtype=torch.complex64)).requires_grad_()
     y = normalise(x, 2)
     (gradient,) = torch.autograd.grad(torch.view_as_real(y * y.detach().roll(1)).sum(), x)

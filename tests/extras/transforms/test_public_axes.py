@@ -27,7 +27,6 @@ AXES = FEW | {"axes": 6}
 
 @pytest.mark.parametrize(("J", "L", "order"), [(2, 8, 2), (2, 3, 2), (1, 4, 1), (3, 5, 0)])
 def test_the_scattering_of_a_mirror_image_is_a_permutation(J: int, L: int, order: int) -> None:
-    torch.manual_seed(0)
     options = {"J": J, "L": L, "order": order, "normalise": "none", "mirror": True}
     found = make("scattering", (3, 32, 32), **options)
     x = torch.rand(2, 3, 32, 32)
@@ -50,7 +49,6 @@ def test_coefficients_of_mirrors_average_around_the_centres_of_squares() -> None
 
 
 def test_the_zca_matrix_whitens_up_to_its_ridge() -> None:
-    torch.manual_seed(0)
     rows = torch.randn(5000, 6) @ torch.randn(6, 6) + 2
     mean, whiten = whitening_of(rows)
     torch.testing.assert_close(whiten, whiten.T)
@@ -61,7 +59,6 @@ def test_the_zca_matrix_whitens_up_to_its_ridge() -> None:
 
 
 def test_responses_are_those_of_each_patch_to_the_dictionary() -> None:
-    torch.manual_seed(0)
     found = make("patches", (3, 10, 10), filters=4, **FEW)  # nine patches: one a place of the grid
     module, x = found.module, torch.rand(1, 3, 10, 10)
     expected = torch.zeros(8, 3, 3)
@@ -77,14 +74,12 @@ def test_responses_are_those_of_each_patch_to_the_dictionary() -> None:
 
 
 def test_brightness_changes_no_response_and_a_plain_picture_has_none() -> None:
-    torch.manual_seed(0)
     found, x = make("patches", (16, 16), filters=4, **FEW), torch.rand(2, 16, 16) / 2
     torch.testing.assert_close(found(x + 0.3), found(x), rtol=1e-3, atol=1e-4)
     assert float(found(torch.full((1, 16, 16), 0.4)).abs().max()) < 0.5
 
 
 def test_rows_along_their_axes_have_the_stated_variances() -> None:
-    torch.manual_seed(0)
     rows = torch.randn(40, 5) @ torch.diag(torch.tensor([9.0, 4, 1, 0.3, 0.01])) + 1
     mean, axes = axes_of(rows, 4)
     along = (rows - mean) @ axes.T
@@ -96,7 +91,6 @@ def test_rows_along_their_axes_have_the_stated_variances() -> None:
 
 
 def test_each_part_has_the_norm_of_its_weight() -> None:
-    torch.manual_seed(0)
     parts = [{"name": "scattering", "weight": 3}, "scattering"]
     found, x = make("joined", (16, 16), parts=parts, **AXES), torch.rand(3, 16, 16)
     first, second = found(x).split(6, dim=1)
@@ -120,7 +114,6 @@ def test_a_representation_is_described_without_being_fitted(
 
 
 def test_the_cache_keeps_each_part_for_other_combinations(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
     inputs, targets = torch.rand(12, 16, 16), torch.arange(12) % 3
     data = Splits(
         Examples(inputs, targets), Examples(inputs[:9], targets[:9]), (16, 16), 3, "synthetic", "a"
@@ -142,7 +135,6 @@ def test_the_cache_keeps_each_part_for_other_combinations(monkeypatch: pytest.Mo
 
 
 def test_a_part_is_standardised_by_generated_pictures_alone() -> None:
-    torch.manual_seed(0)
     options = {"order": 0, "normalise": "none"}
     found = make("joined", (16, 16), parts=[{"name": "scattering", **options}], **AXES)
     plain = make("scattering", (16, 16), **options)
@@ -189,7 +181,6 @@ NEEDING_UNIT_PIXELS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "options"), NEEDING_UNIT_PIXELS)
 def test_pictures_that_were_standardised_are_refused(name: str, options: dict[str, Any]) -> None:
-    torch.manual_seed(0)
     unit, labels = torch.rand(12, 16, 16), torch.arange(12) % 3
     dark, bright = unit - 0.3, unit + 0.3
     representation = make(name, (16, 16), **options)

@@ -220,7 +220,6 @@ def test_validate_refuses_what_a_run_refuses(words: list[str], sentence: str) ->
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_dataset_of_one_s_own_is_represented_in_single_precision(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
     inputs, targets = torch.randn(120, 9, 9, dtype=dtype), torch.arange(120) % 3
     own = torch.utils.data.TensorDataset(inputs, targets)
     made = represent(own, "scattering", L=2, normalise="layer")

@@ -75,7 +75,6 @@ def test_of_a_batch_it_is_that_of_each_example_alone(
     options: dict[str, Any],
     gives: tuple[int, ...],
 ) -> None:
-    torch.manual_seed(0)
     found, inputs = make(name, shape, dtype, **options), torch.randn(11, *shape, dtype=dtype)
     together = found(inputs)
     assert together.shape == (11, *gives)
@@ -111,7 +110,6 @@ def convolve(x: Tensor, filter: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("output", ["modulus", "complex"])
 def test_scattering_is_what_direct_convolutions_give(output: str) -> None:
-    torch.manual_seed(0)
     picture = torch.randn(7, 6)
     module = make("scattering", (7, 6), L=2, output=output, normalise="none").module
     first, low = torch.fft.ifft2(module.first), torch.fft.ifft2(module.phi)
@@ -145,7 +143,6 @@ def test_normalisation_is_of_one_example(normalise: Normalise, dtype: torch.dtyp
 
 
 def test_a_logistic_regression_a_voxel_has_274_features() -> None:
-    torch.manual_seed(0)
     shape = (19, 4, 3, 5)
     model = LinearMap(shape, 1, degree=2, bias_degree=6)
     assert sum(p.numel() for p in model.parameters()) == 274

@@ -73,7 +73,6 @@ class Renormalises(Shortens):
 def test_a_layer_that_shortens_its_rows_is_refused_however_long_they_are(
     kind: Callable[..., nn.Module], max_norm: float
 ) -> None:
-    torch.manual_seed(0)
     layer = kind(4, 8, max_norm=max_norm)
     model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(4))
     model(torch.zeros(1, 3, dtype=torch.int64))
@@ -278,7 +277,6 @@ def test_a_weight_written_while_gradients_are_computed_ends_a_loop_for_good(
 
 
 def test_a_weight_that_a_loss_writes_is_restored() -> None:
-    torch.manual_seed(0)
     layer = nn.Linear(4, CLASSES)
     weight = layer.weight.detach().clone()
     examples = per_example(writes_if_large(layer))
