@@ -78,3 +78,22 @@ def test_a_run_is_named_by_recipe_digest_or_filter(tmp_path: Path) -> None:
     every = typed(documents)
     with pytest.raises(UserError, match=r"2 runs .* seed"):
         find_runs("a", every)
+
+
+@pytest.mark.parametrize(
+    ("word", "recipe"),
+    [("recipe=b", "b"), ("recipe=a seed=1", "a"), ("seed=1", "a"), ("a100", "a"), ("mine", "a")],
+)
+def test_a_run_that_two_recipes_share_counts_once(word: str, recipe: str) -> None:
+    shared = run("a", 1, 0.5) | {"labels": {"name": "mine"}}
+    every = typed([shared, run("a", 2, 0.5), shared | {"recipe": "b"}])
+    assert [found.recipe for found in find_runs(word, every)] == [recipe]
+
+
+@pytest.mark.parametrize(
+    "word", ["name=first run", "name=first run seed=1", "seed=1  name=first run"]
+)
+def test_the_value_of_a_filter_may_contain_spaces(word: str) -> None:
+    first, second = run("a", 1, 0.5), run("a", 2, 0.5)
+    every = typed([first | {"labels": {"name": "first run"}}, second])
+    assert find_runs(word, every) == every[:1]

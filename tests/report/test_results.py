@@ -62,6 +62,14 @@ def test_groups_have_count_mean_and_deviation_of_one_metric(tmp_path: Path) -> N
     assert both == [["b", "1", "0.9", "", "", ""], ["a", "3", "0.6", "0.1414", "30", ""]]
 
 
+def test_a_run_that_two_recipes_share_counts_once_in_a_group(tmp_path: Path) -> None:
+    shared = record("a", 1, 0.5)
+    save(tmp_path, shared, shared | {"recipe": "b"}, record("a", 2, 0.7))
+    assert rows(tmp_path, by="metric") == [["accuracy", "2", "0.6", "0.1414"]]
+    sizes = [row[2] for row in rows(tmp_path, by="recipe")]
+    assert sizes == ["2", "1"]
+
+
 def test_the_newest_run_is_first_and_says_when_it_began(tmp_path: Path) -> None:
     for seed, day in enumerate(("03", "28", "14")):
         measured = {"started_utc": f"2026-11-{day}T07:08:09+00:00"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,23 @@ from typing import Any
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Record, is_named
+from zdp_bench.report.cells import deduplicate
 from zdp_bench.report.comparisons import compare_pairs
 from zdp_bench.report.number_format import mean_and_deviation
 from zdp_bench.report.results import NO_RESULT, flatten, keep, read_frame, tell_differences
 from zdp_bench.report.sheet import Sheet
 
 MAX_LISTED = 6  # runs that an error names
+# The space before a filter `column=`, rather than one in a value such as 'name=first run'
+_FILTER_START = re.compile(r" +(?=[\w.]+=)")
 
 Side = Sequence[Record]  # one run, or all seeds of one experiment
 
 
 def find_runs(word: str, all_records: Sequence[Record]) -> list[Record]:
     """Return the runs that a word names: one run, or all seeds of one experiment.
+
+    A run that several recipes share is returned once.
 
     Args:
         word: a recipe, RECIPE/RUN, the first digits of a run's digest, a run's name, or filters
@@ -32,12 +38,13 @@ def find_runs(word: str, all_records: Sequence[Record]) -> list[Record]:
     """
     if "=" in word:
         frame, _ = read_frame(all_records)
-        digests = {*keep(frame, word.split())["run"]}
-        runs = [run for run in all_records if run.run in digests]
+        rows = keep(frame, _FILTER_START.split(word)).index
+        runs = [all_records[row] for row in rows]
     else:
         runs = [run for run in all_records if is_named(word, run.recipe, run.run)]
         if not runs:
             runs = [run for run in all_records if run.labels.name == word]
+    runs = deduplicate(runs)
     if not runs:
         raise UserError(
             f"{word}: does not match any run. Give a recipe, or the first digits of a run; "

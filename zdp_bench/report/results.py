@@ -101,6 +101,15 @@ def find(column: str, frame: pd.DataFrame, what: str = "column") -> str:
     return column
 
 
+def drop_repeated(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Return the rows, each run once per combination of the columns `by`.
+
+    Several recipes may share a run, which then has a record of each.
+    """
+    columns = dict.fromkeys([*by, "run"])
+    return frame.drop_duplicates(list(columns))
+
+
 def tell_differences(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     """Return, for each run, the settings in which it differs from others: 'dp_sgd, lr 0.1'.
 
@@ -242,6 +251,7 @@ def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFr
     if "value" in measures and "metric" not in by:  # a mean over different metrics has no meaning
         by = [*by, "metric"]
     measures = [name for name in measures if name not in by]
+    frame = drop_repeated(frame, by)
     numbers = {name: pd.to_numeric(frame[name], errors="coerce") for name in measures}
     groups = frame.assign(**numbers).groupby(by, dropna=False)
     for name in measures:

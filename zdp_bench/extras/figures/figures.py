@@ -281,6 +281,7 @@ def draw_runs(
     x = results.find(x, frame, "--x")
     metric = results.find(metric, frame, "--y")
     by = [results.find(column, frame, "--by") for column in by]
+    frame = results.drop_repeated(frame, by)
     numbers = pd.to_numeric(frame[x], errors="coerce")
     y = pd.to_numeric(frame[metric], errors="coerce")
     y = y.where(y.abs() < math.inf)
