@@ -7,6 +7,7 @@ from pathlib import Path
 import dp_accounting
 import pytest
 import torch
+from torch import Tensor, nn
 
 from tests.algorithms.test_properties import examples, make, summed
 from tests.training.test_interrupts import stop_and_go_on
@@ -109,6 +110,61 @@ def test_a_start_that_is_stopped_goes_on_as_if_it_had_not_been(
 def test_what_makes_no_such_release_is_refused(words: list[str], error: str) -> None:
     with pytest.raises(UserError, match=error):
         configured(["recipe=quickstart", *words])
+
+
+class Centred(nn.Module):
+    """Subtracts the mean over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred: Tensor = self.layer(x - x.mean(0))
+        return centred
+
+
+class Noisy(Centred):
+    def forward(self, x: Tensor) -> Tensor:
+        noisy: Tensor = self.layer(x + torch.rand_like(x))
+        return noisy
+
+
+class SinceTheFirst(Centred):
+    first: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.first is None:
+            self.first = x[:1]
+        changed: Tensor = self.layer(2 * x - self.first)
+        return changed
+
+
+@pytest.mark.parametrize("model", [Centred, Noisy, SinceTheFirst])
+def test_a_third_party_model_sees_one_example_at_a_time(model: type[nn.Module]) -> None:
+    problem = Problem(model(), Classification().loss, ONCE)
+    algorithm = ClassMeans(problem, noise_multiplier=1.0)
+    inputs, targets = torch.randn(6, 5), torch.randint(3, (6,))
+    sums = []
+    for count in (5, 6):
+        torch.manual_seed(0)
+        sums.append(summed(algorithm, (inputs[:count], targets[:count]))["layer.weight"])
+        inputs[5] *= 1000
+    assert (sums[1] - sums[0]).norm() <= 1 + 1e-9
+
+
+def test_a_share_of_tiny_features_has_norm_1() -> None:
+    """Their squares underflow in float64, which made the norm 67."""
+    model = nn.Sequential(nn.Linear(10_000, 2, dtype=torch.float64))
+    algorithm = ClassMeans(Problem(model, Classification().loss, ONCE), noise_multiplier=1.0)
+    for tiny in (1.5e-162, 5e-324):
+        inputs = torch.full((2, 10_000), tiny, dtype=torch.float64)
+        inputs[0] = 0
+        batch = inputs, torch.tensor([0, 1])
+        norms = algorithm.contributions(batch)["0.weight"].norm(dim=(1, 2))
+        torch.testing.assert_close(norms, torch.tensor([0.0, 1.0], dtype=torch.float64))
+        total = summed(algorithm, batch)["0.weight"]
+        assert float(total.norm()) == pytest.approx(1)
 
 
 def test_what_is_no_linear_layer_or_class_is_refused() -> None:

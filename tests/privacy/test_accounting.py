@@ -189,6 +189,12 @@ def test_renyi_of_uniform_batches_is_dp_accountings_for_replaced_examples() -> N
     assert acc.rdp_wor(5.0, 0.01, 1, DELTA) == acc.rdp_classic(*last)
 
 
+def test_renyi_of_uniform_batches_takes_the_rate_as_it_is() -> None:
+    """It was rounded to billionths: a rate below 5e-10 cost nothing."""
+    assert acc.rdp_uniform(0.1, 4e-10, 10**9, DELTA) > 1
+    assert acc.rdp_uniform(1.0, 1.4e-9, 10**9, DELTA) > acc.rdp_uniform(1.0, 1e-9, 10**9, DELTA)
+
+
 def test_theorem_27_against_its_own_formula() -> None:
     """Wang et al. 2019, Theorem 27, written out for α = 3: forward differences of e^{(x−1)ε(x)}."""
     z, q = 2.0, 0.05

@@ -62,6 +62,11 @@ def test_targets_out_of_reach_are_refused(target: float, says: str) -> None:
         solve(target, inverse)
 
 
+def test_a_tiny_target_is_reached() -> None:
+    sigma = solve(1e-13, lambda sigma: max(0.0, 1 / sigma - 1))
+    assert sigma == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("earlier_steps", [0, 100])
 def test_a_mechanisms_noise_reaches_the_target_and_no_more(earlier_steps: int) -> None:
     """Alone, and in two runs after another one on the same examples."""

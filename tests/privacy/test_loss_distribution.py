@@ -13,7 +13,13 @@ from dp_accounting.pld.pld_pmf import DensePLDPmf
 from scipy.stats import binom, hypergeom, norm
 
 from zdp_bench.privacy import loss_distribution as module
-from zdp_bench.privacy.accounting import gdp_epsilon, pld, pld_uniform, rdp
+from zdp_bench.privacy.accounting import (
+    gdp_epsilon,
+    pld,
+    pld_uniform,
+    pld_uniform_at_least,
+    rdp,
+)
 from zdp_bench.privacy.loss_distribution import Law, epsilon, one_example, several_examples
 
 EPSILONS = np.concatenate([np.linspace(-4, 4, 41), [-0.01, -1e-3, 1e-3, 0.01, 0.1234]])
@@ -143,6 +149,19 @@ def test_a_delta_below_the_rounding_of_the_fft_falls_back_to_moments() -> None:
         assert value <= rdp(5.0, 0.1, 100_000, delta) * 1.01
         assert value > pld(5.0, 0.1, 100_000, 100 * delta)
     assert pld(1.1, 0.01, 1000, 1e-18) > pld(1.1, 0.01, 1000, 1e-12) > pld(1.1, 0.01, 1000, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("z", "q", "steps", "delta"), [(10, 4e-6, 10**6, 1e-10), (100, 1e-5, 10**5, 1e-11)]
+)
+def test_steps_that_leak_hardly_anything_have_an_epsilon(
+    z: float, q: float, steps: int, delta: float
+) -> None:
+    """Their log-moments are smaller than its rounding, which made ε 0."""
+    lowest = pld_uniform_at_least(z, q, steps, delta)
+    assert 0 < lowest <= pld_uniform(z, q, steps, delta) < 20 * lowest
+    in_the_limit = gdp_epsilon(q * math.sqrt(steps * math.expm1(z**-2)), delta)
+    assert in_the_limit <= pld(z, q, steps, delta) < 20 * in_the_limit
 
 
 def test_what_rounding_may_hide_is_charged_to_delta() -> None:

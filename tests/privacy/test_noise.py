@@ -314,9 +314,11 @@ def test_noise_on_a_gpu_has_the_same_law(source: NoiseSource, kind: NoiseKind) -
 # ---------------------------------------------------------------------------------- hedged, secure
 
 
-def test_hedged_noise_is_shared_by_equal_sums_alone() -> None:
-    mechanism = alone(Block("a", (5000,), "float32", 1.0, 2.0, "real"))
-    sums = torch.randn(5000, generator=torch.Generator().manual_seed(1))
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["contiguous", "transposed"])
+def test_hedged_noise_is_shared_by_equal_sums_alone(order: tuple[int, int]) -> None:
+    mechanism = alone(Block("a", (50, 100), "float32", 1.0, 2.0, "real"))
+    shape = [(50, 100)[index] for index in order]
+    sums = torch.randn(shape, generator=torch.Generator().manual_seed(1)).permute(order)
 
     def noise_on(value: Tensor, key: str = "key") -> Tensor:
         noisy = add_noise({"a": value.clone()}, mechanism, noise.HedgedNoise(key), 0)["a"]
@@ -325,7 +327,7 @@ def test_hedged_noise_is_shared_by_equal_sums_alone() -> None:
     own = noise_on(sums)
     assert torch.equal(noise_on(sums), own)
     other = sums.clone()
-    other[7] = other[7].nextafter(torch.tensor(torch.inf))
+    other[7, 0] = other[7, 0].nextafter(torch.tensor(torch.inf))
     for different in (noise_on(other), noise_on(sums, "another")):
         assert abs(float((own * different).mean())) < Z / math.sqrt(5000)
 

@@ -25,12 +25,17 @@ from zdp_bench.algorithms.clipped_gradients import Clipping, FixedBound
 from zdp_bench.errors import UserError, setting, setting_name
 from zdp_bench.gradients import Batch, Shares
 from zdp_bench.gradients.clipping import SAFETY, trainable, zero_rows
+from zdp_bench.gradients.losses import draw_seeds, preserve_random_state, set_seed
+from zdp_bench.gradients.outside_state import preserve_outside_state
+from zdp_bench.gradients.parts import map_leaves
+from zdp_bench.gradients.program import copy_apart, is_ours
 from zdp_bench.gradients.shares import cut
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism
 from zdp_bench.registry import register
 
 BOUND = 1 + 1e-9  # largest norm of a share, including the rounding of norms in float64
+TINY = 1e-150  # its square is still a normal number
 SCALE = 3.0  # norm of the weights, for features of mean square 1
 
 
@@ -42,6 +47,33 @@ def _find_real_layer(model: nn.Module) -> nn.Linear | None:
     (layer,) = layers
     has_all = set(trainable(model).values()) <= set(layer.parameters())
     return layer if has_all and not layer.weight.is_complex() else None
+
+
+def _compute_layer_inputs(model: nn.Module, layer: nn.Linear, inputs: Tensor) -> Tensor:
+    """Return what a layer of the model receives for these inputs."""
+    received: list[Tensor] = []
+
+    def save_arguments(_: nn.Module, args: tuple[Tensor]) -> None:
+        received.extend(args)
+
+    handle = layer.register_forward_pre_hook(save_arguments)
+    try:
+        with torch.no_grad():
+            model(inputs)
+    finally:
+        handle.remove()
+    return received[0]
+
+
+def _normalize(rows: Tensor) -> Tensor:
+    """Return each row divided by its norm, [B, ...]; zeros for a row that is zero or not finite."""
+    flat = rows.flatten(1)
+    largest = flat.abs().amax(dim=1, keepdim=True)
+    # The squares of tiny numbers would underflow. A power of two changes no other bit.
+    flat = torch.where(largest < TINY, flat * 2.0**900, flat)
+    norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+    is_valid = norms.isfinite() & (norms > 0)
+    return torch.where(is_valid, flat / norms, 0.0).view_as(rows)
 
 
 class ClassSums:
@@ -79,8 +111,7 @@ class ClassSums:
         sums = features.new_zeros(len(slices), *self.layer.weight.shape)
         for index, examples in enumerate(slices):
             sums[index] = classes[examples].T @ features[examples]
-        norms = torch.linalg.vector_norm(sums, dim=(1, 2), keepdim=True)
-        return torch.where(norms > 0, sums / norms, 0.0)
+        return _normalize(sums)
 
     def total(
         self,
@@ -114,22 +145,38 @@ class ClassSums:
     def _features_and_classes(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return x/‖x‖ [B, inputs] and y [B, outputs]; both 0 if an example is not finite."""
         inputs, targets = batch
-        arguments: list[Tensor] = []
-
-        def save_arguments(_: nn.Module, args: tuple[Tensor]) -> None:
-            arguments.extend(args)
-
-        handle = self.layer.register_forward_pre_hook(save_arguments)
-        try:
-            with torch.no_grad():
-                self.problem.model(inputs)
-        finally:
-            handle.remove()
-        features = arguments[0].detach().flatten(1).double()
-        norms = torch.linalg.vector_norm(features, dim=1, keepdim=True)
-        is_valid = norms.isfinite() & (norms > 0)
-        directions = torch.where(is_valid, features / norms, 0.0)
+        model = self.problem.model
+        if is_ours(model) or len(inputs) == 0:
+            features = _compute_layer_inputs(model, self.layer, inputs)
+        else:
+            features = self._compute_one_by_one(inputs)
+        directions = _normalize(features.detach().flatten(1).double())
+        is_valid = (directions != 0).any(dim=1, keepdim=True)
         return directions, torch.where(is_valid, self._classes(targets), 0.0)
+
+    def _compute_one_by_one(self, inputs: Tensor) -> Tensor:
+        """Return the layer's inputs [B, ...], each from its own copy of a third-party model.
+
+        Nothing shows that such a model keeps examples apart, and it runs too rarely to be recorded.
+        """
+        model = self.problem.model
+        parameters = tuple(model.parameters())
+        devices = [inputs.device] if inputs.device.type == "cuda" else []
+        rows = []
+        with (
+            preserve_random_state(devices),
+            preserve_outside_state(model, weights=parameters) as restore,
+        ):
+            examples = zip(inputs.split(1), draw_seeds(len(inputs)), strict=True)
+            for example, seed in examples:
+                restore()
+                set_seed(seed)
+                copy = copy_apart(model, parameters)
+                layer = _find_real_layer(copy)
+                assert layer is not None
+                own_inputs = map_leaves(torch.clone, example)  # not a view of the batch
+                rows.append(_compute_layer_inputs(copy, layer, own_inputs))
+        return torch.cat(rows)
 
     def _classes(self, targets: Tensor) -> Tensor:
         """Return y [B, outputs]."""

@@ -274,9 +274,10 @@ def _wor_rdp(
     orders: tuple[int, ...],
 ) -> tuple[float, ...]:
     """Return the Rényi divergences of one step without replacement, by dp-accounting."""
-    examples = 10**9  # any number: only the rate matters
+    # Only the rate matters, so any numbers with this ratio will do. These give it without rounding.
+    drawn, examples = sample_rate.as_integer_ratio()
     event = dp_accounting.SampledWithoutReplacementDpEvent(
-        examples, round(sample_rate * examples), dp_accounting.GaussianDpEvent(z)
+        examples, drawn, dp_accounting.GaussianDpEvent(z)
     )
     with quiet(), np.errstate(all="ignore"):
         accountant = dp_accounting.rdp.RdpAccountant(
@@ -397,7 +398,7 @@ def tight_interval(
     if mechanism.sampling.scheme != "uniform":
         return high, high
     low = pld_uniform_at_least(mechanism.z, mechanism.sampling.sample_rate, steps, delta)
-    return min(low, high), high  # if both are exact, rounding can put `low` 1e-12 above `high`
+    return min(low, high), max(low, high)  # if both are exact, rounding can exchange them
 
 
 def example_epsilon(
@@ -480,7 +481,7 @@ def patient_interval(
     if sampling.scheme != "uniform" or known is not None:
         return high, high
     low = _at_least(z, patients_share(sampling, count), steps, delta)
-    return min(low, high), high
+    return min(low, high), max(low, high)  # as in `tight_interval`
 
 
 def shifts_of_step(

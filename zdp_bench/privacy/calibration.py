@@ -158,7 +158,7 @@ def solve(
 
     def distance(log_sigma: float) -> float:
         epsilon = epsilon_of(math.exp(log_sigma), *arguments)
-        finite = min(max(epsilon, 1e-12), 1e12)
+        finite = min(max(epsilon, 1e-3 * target), 1e12)  # below the target, also if ε is 0
         return math.log(finite / target)
 
     root = math.exp(optimize.brentq(distance, math.log(low), math.log(high), xtol=TOLERANCE / 4))

@@ -45,6 +45,7 @@ MIXED = 120  # the same, of the mean spread, where steps of several kinds share 
 CELLS = 2**19  # at most, in all
 FINEST, MOST_CELLS = 1000, 2**21  # for a lower bound, which loses all of its rounding
 TAIL = 10.0  # standard deviations kept of every normal law; 8e-24 beyond counts as disclosure
+MOMENT_ROUNDING = 1e-14  # at most, of the logarithm of a law's moment; 6e-16 were seen
 CUT = 1e-5  # the share of δ that the cut upper tails of all steps together may hold
 
 
@@ -339,7 +340,11 @@ def _epsilon_by_moments(
     parts: Sequence[tuple[Law, int]],
     delta: float,
 ) -> float:
-    """Return a looser bound, for a δ below the FFT's rounding: the laws' Rényi divergences."""
+    """Return a looser bound, for a δ below the FFT's rounding: the laws' Rényi divergences.
+
+    Near order 1, a step's log-moment may be smaller than its rounding, which would make ε 0. The
+    rounding is therefore added.
+    """
     left = delta + math.expm1(_log_finite(parts))
     if left <= 0:
         return math.inf
@@ -348,7 +353,8 @@ def _epsilon_by_moments(
     orders = np.concatenate([near_one, large])
     divergences = np.zeros(len(orders))
     for law, steps in parts:
-        divergences += [max(0.0, _renyi(law, steps, order)) for order in orders]
+        rounding = steps * MOMENT_ROUNDING / (orders - 1)
+        divergences += [max(0.0, _renyi(law, steps, order)) for order in orders] + rounding
     return float(dp_accounting.rdp.compute_epsilon(orders, divergences, left)[0])
 
 

@@ -379,7 +379,8 @@ def add_noise(
 ) -> dict[str, Tensor]:
     """Return `(total + ξ) · factor`, block by block, in the precision of `total`.
 
-    `total` is overwritten. Afterwards, none of its tensors is lazily conjugated.
+    `total` is overwritten. Afterwards, all of its tensors are contiguous, and none is lazily
+    conjugated.
 
     If several ranks hold a part of the sum each, exactly one of them must add ξ. With a secure
     source, call `widen` before and `round_to_grid` after.
@@ -393,9 +394,9 @@ def add_noise(
     """
     requests: list[White] = []  # white noise is added in place
     for block in mechanism.blocks:
-        sum_ = total[block.name].resolve_conj()
+        sum_ = total[block.name].resolve_conj().contiguous()
         total[block.name] = sum_
-        if block.noise in ("real", "circular") and sum_.is_contiguous():
+        if block.noise in ("real", "circular"):
             requests.append(White(sum_, block.std, (step, block.name), factor))
             continue
         if block.noise != "none":

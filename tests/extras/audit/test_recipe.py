@@ -237,6 +237,11 @@ def test_steps_limit_the_run_and_the_claim_and_a_seed_repeats_both() -> None:
     assert whole.claim == "tight ε of 20 steps"
 
 
+def test_a_run_with_bands_is_attacked_for_a_cycle_at_least() -> None:
+    finding = attack_with_gradients(subject(*BANDS), 0.99, 100, 3)
+    assert finding.claim.startswith("tight ε of the first 4 of")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -587,12 +587,12 @@ def attack_with_gradients(
         subject: the recipe's run.
         confidence: the confidence of the bound.
         canaries: the largest number of canaries.
-        steps: the largest number of steps.
+        steps: the largest number of steps, but at least one cycle of the sampling.
     """
     mechanism, plan = subject.mechanism, subject.plan
     coordinates = Coordinates(mechanism)
     cycle = mechanism.sampling.cycle
-    steps = min(steps, plan.steps) // cycle * cycle
+    steps = max(cycle, min(steps, plan.steps) // cycle * cycle)
     drawn = Canaries.draw(subject, coordinates, canaries, steps)
     audited = WithCanaries(subject.algorithm, coordinates, drawn)
     releases = _train(subject, audited, drawn, steps)
