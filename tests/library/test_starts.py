@@ -12,7 +12,7 @@ from torch import nn
 
 import zdp_bench
 from tests.library.conftest import Make
-from tests.library.small import CLASSES, EXAMPLES, epsilon_of, network, train
+from tests.library.small import CLASSES, EXAMPLES, begin, epsilon_of, network, train
 from zdp_bench.errors import UserError
 from zdp_bench.library import starts
 from zdp_bench.library.starts import Earlier
@@ -46,6 +46,63 @@ def test_export_composes_the_training_that_the_starting_weights_went_through(
     if holder != "copied":  # the same tensors
         first.export(tmp_path / "again")
         assert first.report()["start"]["trainings"][0]["ledger"] == "second.jsonl"
+
+
+def read_export(model: nn.Module, folder: Path) -> None:
+    zdp_bench.load(folder, model=model).train()
+
+
+def copy_state(model: nn.Module, folder: Path) -> None:
+    read_export(copied := network(), folder)
+    model.load_state_dict(copied.state_dict())
+
+
+def copy_data(model: nn.Module, folder: Path) -> None:
+    """Write weights in a way that autograd's version counters do not show."""
+    read_export(copied := network(), folder)
+    for parameter, value in zip(model.parameters(), copied.parameters(), strict=True):
+        parameter.data.copy_(value)
+
+
+WAYS_IN = {"load": read_export, "load_state_dict": copy_state, ".data": copy_data}
+
+
+@pytest.mark.parametrize("way", WAYS_IN)
+@pytest.mark.parametrize("is_first_reported", [True, False], ids=["report", "step"])
+def test_private_weights_that_come_after_make_private_are_known(
+    tmp_path: Path, way: str, is_first_reported: bool
+) -> None:
+    with begin(network(), tmp_path / "first.jsonl") as first:
+        train(first, most=3)
+        first.export(tmp_path / "model")
+    with begin(model := network(), tmp_path / "other" / "second.jsonl") as second:
+        WAYS_IN[way](model, tmp_path / "model")
+        if is_first_reported:
+            assert second.report()["start"]["epsilon_tight"] == pytest.approx(
+                epsilon_of(1.2, 3), rel=2e-3
+            )
+        train(second, most=2)
+        assert second.report()["start"]["epsilon_tight"] == pytest.approx(
+            epsilon_of(1.2, 5), rel=2e-3
+        )
+
+
+@pytest.mark.parametrize("turns", [[3, 2], [1, 1, 2, 1]], ids=str)
+def test_trainings_of_one_model_created_up_front_know_each_other(
+    tmp_path: Path, turns: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = network()
+    with (
+        begin(model, tmp_path / "0" / "first.jsonl") as first,
+        begin(model, tmp_path / "1" / "second.jsonl") as second,
+    ):
+        for number, steps in enumerate(turns):
+            train((first, second)[number % 2], most=steps)
+        second.export(tmp_path / "model")
+        start = second.report()["start"]
+        assert start["epsilon_tight"] >= epsilon_of(1.2, 5) * (1 - 2e-3)
+        assert {one["ledger"] for one in start["trainings"]} == {"first.jsonl"}
+    assert caplog.text.count("changed outside private.step") == min(len(turns) - 1, 2)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -139,10 +139,9 @@ class Private:
         self._num_steps_here = 0  # taken in this process
         self._num_untaken = 0 if self.terms.count_earlier else self.ledger.releases
         self._checked_parameters = _trained_parameters(dict(self.model.named_parameters()))
-        # Marks of the weights after the last step, which detect changes. Empty if there is nothing
-        # to compare with; None once a change has been reported.
-        self._marks: Marks | None = {}
-        self._earlier: Trainings = starts.find(self.model, self.journal.path.parent)
+        self._earlier: Trainings = frozenset()
+        self._look_up_start()
+        self._was_warned = False  # of a change of the weights
         self._write_error: WrittenError | None = None
         self._modes = {module: module.training for module in self.model.modules()}
         self._initial_loss = max(self._checked_loss(), MIN_LOSS)
@@ -162,6 +161,7 @@ class Private:
             self.ranks,
         )
         watch_steps(self.model, self.optimizer, self.journal.resources)
+        self._mark_weights()
 
     def __repr__(self) -> str:
         return f"Private(done={self.done})"
@@ -291,12 +291,11 @@ class Private:
             except KeyboardInterrupt:
                 # The weights may hold part of the step. They change only after its noise was added,
                 # so ε still holds, and the change must not cause a warning.
-                self._marks = {}
+                self._mark_weights()
                 raise
         self.done += 1
         self._pending = None
-        if self._marks is not None:
-            self._marks = mark_weights(parameters)
+        self._mark_weights()
 
     def _restore_modes(self) -> None:
         """Set every module to the mode in which the model was checked."""
@@ -352,18 +351,33 @@ class Private:
             return float(self.loss(reference.compute_outputs(self.model, inputs), targets).mean())
 
     def _check_weights(self) -> dict[str, nn.Parameter]:
-        """Return the parameters; warn once if something other than `step` changed them."""
+        """Return the parameters.
+
+        If something other than `step` changed them, look up their earlier trainings, and warn once.
+        """
         if self._write_error is not None:
             raise self._write_error
         parameters = dict(self.model.named_parameters())
-        if self._marks and self._marks != mark_weights(parameters):
-            self._marks = None
-            self._earlier |= starts.find(self.model, self.journal.path.parent)
+        is_changed = self._marks != mark_weights(parameters)
+        # Marks do not detect a change through `.data`, so a start is always looked up.
+        if is_changed or not self.done:
+            self._look_up_start()
+        if is_changed and not self._was_warned:
+            self._was_warned = True
             log.warning(
                 "the weights were changed outside private.step: ε holds for them only if what "
                 "changed them, such as averaging or clamping, used no private data"
             )
+        self._mark_weights()
         return parameters
+
+    def _mark_weights(self) -> None:
+        """Mark the weights, so that `_check_weights` detects a change."""
+        self._marks: Marks = mark_weights(dict(self.model.named_parameters()))
+
+    def _look_up_start(self) -> None:
+        """Add the known earlier trainings of the weights to those known so far."""
+        self._earlier |= starts.find(self.model, self.journal.path.parent)
 
     def _check_trained(self, parameters: dict[str, nn.Parameter]) -> None:
         """Reject a model whose trained parameters are not those that were checked."""
@@ -441,6 +455,7 @@ class Private:
                 - `steps_taken`: number of steps that led to these weights. `steps` counts all
                   steps in the ledger, as ε does.
         """
+        self._check_weights()
         self._sync()
         releases = self.ledger.releases
         mechanism = self.algorithm.mechanism()
@@ -511,7 +526,6 @@ class Private:
         """
         write_own = lookup("exporter", "folder")
         self._require_sound()
-        self._check_weights()
         report = self.report()
         if report["start"].get("epsilon_tight", 0.0) is None:
             names = sorted(Path(training.ledger).name for training in self._before())
@@ -621,7 +635,7 @@ class Private:
             ) from None
         self.done = saved.step
         self._num_untaken = 0
-        self._marks = mark_weights(dict(self.model.named_parameters()))
+        self._mark_weights()
         return True
 
     def close(self) -> None:
