@@ -29,6 +29,7 @@ from zdp_bench.report.budget import describe_together, group_by_data, sheet
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.training import setup
 from zdp_bench.training.build import build_algorithm
+from zdp_bench.training.checkpoint import state_digest
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.run import Outcome, execute
 from zdp_bench.training.setup import load_data
@@ -91,6 +92,25 @@ def test_a_budget_for_the_whole_run_or_for_an_epoch_is_spent_to_its_end(
     ends = [(epoch["step"], epoch["epsilon_tight"]) for epoch in stopped["epochs"]]
     assert ends == [(10, first["epsilon_tight"])]  # once
     assert stopped["stopped_by"] == "budget"
+
+
+@pytest.mark.parametrize("evaluate", ["each", "last"])
+def test_a_budget_that_ends_with_an_epoch_leaves_the_last_weights_evaluated_and_saved(
+    finished: Outcome, tmp_path: Path, evaluate: str
+) -> None:
+    first = finished.record.document["epochs"][0]
+    outcome = carry_out(
+        tmp_path,
+        f"privacy.max_epsilon={first['epsilon_tight']}",
+        f"execution.evaluate={evaluate}",
+        "trainer.checkpoint_epochs=3",
+    )
+    record = outcome.record.document
+    assert record["stopped_by"] == "budget"
+    assert [epoch["step"] for epoch in record["epochs"]] == [first["step"]]
+    saved = torch.load(outcome.path.parent / "checkpoint.pt", weights_only=True)
+    assert saved["step"] == first["step"]
+    assert state_digest(saved["model"]) == record["measured"]["weights"]["digest"]
 
 
 @pytest.mark.parametrize(

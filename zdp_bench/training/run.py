@@ -443,17 +443,17 @@ class Loop:
             except BudgetExceeded:
                 stopped_by = "budget"
             epoch = plan.epoch_ending_at(self.step)
+            is_last = stopped_by == "budget" or self.step == plan.steps
             interval = self.checkpoint_steps
-            is_save_due = interval is not None and self.step % interval == 0
+            is_save_due = is_last or (interval is not None and self.step % interval == 0)
             is_evaluated = bool(self.epochs) and self.epochs[-1]["step"] == self.steps_done
-            if (epoch is not None or stopped_by == "budget") and not is_evaluated:
+            if (epoch is not None or is_last) and not is_evaluated:
                 renew(self.setup.model, self.step)
-                is_last = epoch is None or self.step == plan.steps
                 if is_last or config.execution.evaluate == "each":
                     self._evaluate(epoch, steps)
                 else:
                     self._check_outputs()
-                if is_last or (epoch or 0) % config.trainer.checkpoint_epochs == 0:
+                if epoch is not None and epoch % config.trainer.checkpoint_epochs == 0:
                     is_save_due = True
             elif is_save_due or self.step % WATCHED == 0:  # a diverged model is not worth saving
                 self._check_outputs()
