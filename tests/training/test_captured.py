@@ -19,6 +19,7 @@ from zdp_bench.privacy.noise import SeededNoise
 from zdp_bench.registry import names
 from zdp_bench.training.batches import MicroBatches, Size
 from zdp_bench.training.captured import CapturedSums, rows_of, why_not
+from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.step import Training, private_step, sum_shares
 
 CPU = torch.device("cpu")
@@ -117,6 +118,55 @@ def test_steps_with_captured_sums_train_as_steps_without(tmp_path: Path) -> None
     assert bool(training.captured_sums.by_shape) is False
     for one, other in zip(*weights, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize("other_count", [0, 8])
+@pytest.mark.parametrize("count", [1, 1024, 1030])
+def test_the_number_of_examples_alone_decides_whether_a_sum_is_wide(
+    count: int, other_count: int, capture: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks add up their sums, which must be of one dtype, whether captured or eager.
+
+    Eight examples are expected: neither that number nor the path counts.
+    """
+    dtypes = list[torch.dtype]()
+
+    class TwoRanks(Ranks):
+        def max(self, number: int) -> int:
+            return max(number, other_count)
+
+        def all_reduce(self, total: dict[str, Tensor]) -> dict[str, Tensor]:
+            dtypes.extend({value.dtype for value in total.values()})
+            return total
+
+    ranks = TwoRanks(size=2 if other_count else 1)
+    with prepared(tmp_path, "complex_mlp", "zeta_dp_sgd") as (training, batch):
+        sums = CapturedSums(capture)  # on a CPU, True captures nothing
+        training = replace(training, captured_sums=sums, ranks=ranks)
+        many = tuple(part[:1].expand(1030, *part.shape[1:]).contiguous() for part in batch)
+        for step, micro_batches in enumerate(
+            [pieces(many, count, 500), pieces(many, count, 500), [batch] * -(-count // 8)]
+        ):
+            private_step(training, step, micro_batches, 8.0)
+        assert bool(sums.by_shape) != capture
+    max_count = max(count, other_count) * ranks.size
+    assert len(dtypes) == 3
+    assert {dtype.to_real() for dtype in dtypes} == {
+        torch.float64 if max_count > 1024 else torch.float32
+    }
+
+
+def test_deterministic_steps_are_all_summed_eagerly(tmp_path: Path) -> None:
+    """A process sums its first step eagerly. One that resumes would repeat a captured sum eagerly,
+    with other roundings under the same noise, and the step would count once."""
+    was = torch.get_deterministic_debug_mode()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with prepared(tmp_path) as (training, batch):
+            assert [captured(training, batch, 8, 6) for _ in range(3)] == [None] * 3
+    finally:
+        torch.set_deterministic_debug_mode(was)
 
 
 class Foreign(nn.Linear):

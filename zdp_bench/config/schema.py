@@ -117,7 +117,8 @@ class Execution:
     Attributes:
         checkpoint_steps: number of steps between checkpoints, in addition to
             `trainer.checkpoint_epochs`. null: only the latter.
-        deterministic: reject operations whose result differs from call to call (CUDA has some).
+        deterministic: reject operations whose result differs from call to call (CUDA has some), and
+            use no CUDA graphs.
         evaluate: when to measure test metrics: after each epoch, or only after the last one, which
             is faster but gives no learning curve.
         prefetch: number of micro-batches that another thread reads ahead. null: 1 on a GPU, else 0.

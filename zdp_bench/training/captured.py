@@ -27,7 +27,7 @@ from zdp_bench.gradients import Batch, PerExample, per_example
 from zdp_bench.gradients.clipping import defer_finite
 from zdp_bench.gradients.program import alone
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
-from zdp_bench.training.batches import MICRO_BATCH, MicroBatches
+from zdp_bench.training.batches import MicroBatches
 from zdp_bench.training.total import Total
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,11 @@ PURE_PACKAGES = {"torch", "zdp_bench"}
 Shape = tuple[Any, ...]
 
 
-def shape_of(batch: Batch, mechanism: Mechanism) -> Shape:
+def shape_of(
+    batch: Batch,
+    mechanism: Mechanism,
+    is_wide: bool,
+) -> Shape:
     """Return the cache key of a captured sum: shapes, dtypes, devices and the mechanism.
 
     `id` identifies the mechanism, because the captured sum keeps it alive: no later mechanism can
@@ -48,7 +52,7 @@ def shape_of(batch: Batch, mechanism: Mechanism) -> Shape:
     inputs, targets = batch
     inputs_key = (inputs.shape[1:], inputs.dtype, inputs.device)
     targets_key = (targets.shape[1:], targets.dtype, targets.device)
-    return inputs_key, targets_key, id(mechanism)
+    return inputs_key, targets_key, id(mechanism), is_wide
 
 
 def rows_of(
@@ -102,6 +106,7 @@ class CapturedSum:
         mechanism: Mechanism,
         batch: Batch,
         rows: int,
+        is_wide: bool,
     ) -> CapturedSum:
         """Return a sum for micro-batches like `batch`, whose first example fills every row.
 
@@ -111,12 +116,12 @@ class CapturedSum:
             mechanism: defines the blocks.
             batch: a micro-batch with at least one example.
             rows: number of rows.
+            is_wide: see `Total`.
         """
         inputs, targets = (part[:1].expand(rows, *part.shape[1:]).contiguous() for part in batch)
         if batch[0].dim() == 4 and not batch[0].is_contiguous():
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         device = inputs.device
-        is_wide = mechanism.sampling.expected_batch_size > MICRO_BATCH
         total = Total(mechanism, device, is_wide).all_blocks()
         weights = torch.ones(rows, device=device)
         finite = torch.ones((), dtype=torch.bool, device=device)
@@ -182,23 +187,30 @@ class CapturedSums:
         mechanism: Mechanism,
         model: nn.Module,
         micro_batches: Iterable[Batch],
+        is_wide: bool = False,
         ranks: int = 1,
     ) -> dict[str, Tensor] | None:
         """Return S over all micro-batches, or None if the caller must sum eagerly.
 
-        The returned tensors are reused: they hold S only until the next call.
+        The returned tensors are reused: they hold S only until the next call. With deterministic
+        algorithms, every step is summed eagerly. A process sums some steps eagerly, such as its
+        first, and a graph rounds differently: a step that is repeated after a kill would not have
+        the same bits.
 
         Args:
             algorithm: sums the contributions.
             mechanism: the algorithm's mechanism, which defines the blocks.
             model: the model that is trained.
             micro_batches: the examples of the step.
+            is_wide: see `Total`. Default: false.
             ranks: number of processes that share the batch. Default: 1.
         """
         max_rows, shares = 2**31, None
         if isinstance(micro_batches, MicroBatches):
             max_rows, shares = micro_batches.size.examples, micro_batches.shares
         suits = next(model.parameters()).is_cuda or not self.capture
+        if torch.are_deterministic_algorithms_enabled():
+            return None
         # An iterator could not be read again for an eager sum.
         if self.refused or not suits or isinstance(micro_batches, Iterator) or shares is not None:
             return None
@@ -208,7 +220,7 @@ class CapturedSums:
             return None
         try:
             rows = rows_of(mechanism.sampling, max_rows, ranks)
-            return self._sum(algorithm, mechanism, micro_batches, rows)
+            return self._sum(algorithm, mechanism, micro_batches, rows, is_wide)
         except torch.OutOfMemoryError:
             self.refused = "memory ran out"
             self.by_shape.clear()
@@ -220,12 +232,13 @@ class CapturedSums:
         mechanism: Mechanism,
         micro_batches: Iterable[Batch],
         rows: int,
+        is_wide: bool,
     ) -> dict[str, Tensor] | None:
         first: CapturedSum | None = None
         for batch in micro_batches:
-            shape = shape_of(batch, mechanism)
+            shape = shape_of(batch, mechanism, is_wide)
             if shape not in self.by_shape:
-                self.by_shape[shape] = self._make(algorithm, mechanism, batch, rows)
+                self.by_shape[shape] = self._make(algorithm, mechanism, batch, rows, is_wide)
             captured = self.by_shape[shape]
             if self.refused or (first is not None and captured is not first):
                 return None
@@ -246,9 +259,10 @@ class CapturedSums:
         mechanism: Mechanism,
         batch: Batch,
         rows: int,
+        is_wide: bool,
     ) -> CapturedSum:
         loss = per_example(algorithm.problem.loss)
-        captured = CapturedSum.of(algorithm, loss, mechanism, batch, rows)
+        captured = CapturedSum.of(algorithm, loss, mechanism, batch, rows, is_wide)
         if self.capture:
             try:
                 captured.capture()

@@ -29,16 +29,19 @@ from zdp_bench.training.total import Total
 
 @dataclass(frozen=True)
 class Training:
-    """The objects that all steps of a training share.
+    """What the steps of a training run share.
 
     Attributes:
-        ledger: counts the releases. On rank 0, it is a `Ledger`, which also writes them to disk.
+        algorithm: clips and sums the gradients, and computes the update from the noisy sum.
+        model: the model, whose parameters the steps change.
+        optimizer: applies the updates, unless the algorithm sets the weights itself.
         noise: source of the noise. It is wrapped in `CorrelatedNoise` if the algorithm's mechanism
             correlates the noise of its steps.
+        ledger: counts the releases. On rank 0, it is a `Ledger`, which also writes them to disk.
         max_releases: largest number of releases that the budget allows; None without a budget. A
             step makes one release, unless it exactly repeats an earlier step.
         ranks: processes that take each step together.
-        captured_sums: CUDA graphs that sum shares. They are captured in the first steps.
+        captured_sums: CUDA graphs that sum shares, captured in the first steps.
     """
 
     algorithm: Algorithm
@@ -49,7 +52,7 @@ class Training:
     max_releases: int | None = None
     ranks: Ranks = ALONE
     captured_sums: CapturedSums = field(default_factory=CapturedSums)
-    # by whether each parameter requires gradients
+    # whether each of `parameters` requires gradients -> mechanism
     _mechanisms: dict[tuple[bool, ...], Mechanism] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -65,10 +68,10 @@ class Training:
 
         It is cached, because a captured sum is found by the identity of its mechanism.
         """
-        trained = tuple(parameter.requires_grad for parameter in self.parameters.values())
-        if trained not in self._mechanisms:
-            self._mechanisms[trained] = self.algorithm.mechanism()
-        return self._mechanisms[trained]
+        requires_grad = tuple(parameter.requires_grad for parameter in self.parameters.values())
+        if requires_grad not in self._mechanisms:
+            self._mechanisms[requires_grad] = self.algorithm.mechanism()
+        return self._mechanisms[requires_grad]
 
 
 def private_step(
@@ -81,10 +84,11 @@ def private_step(
     """Take one step of DP-SGD (Ziller et al. 2021, Algorithm 1), generalised to any `Algorithm`.
 
     Args:
-        training: the objects that all steps share.
+        training: what all steps share.
         step: number of the step, from 0. Seeded noise is a function of it.
         micro_batches: the sampled examples. There may be none, because Poisson sampling can draw an
-            empty batch. If memory runs out, the micro-batches of a `MicroBatches` are halved.
+            empty batch. If memory runs out, a `MicroBatches` is summed again in halved
+            micro-batches; any other iterable raises the error.
         expected_batch_size: divisor of the noisy sum. It must not depend on the sampled batch.
         weights_digest: digest of the weights before the step. Pass it only if a repeat of this
             step may begin with other weights; see `Tally.append`.
@@ -96,7 +100,7 @@ def private_step(
           before it joins the all-reduce, and no rank has the sum before that.
 
     Raises:
-        BudgetExceeded: the step would exceed `max_epsilon`. Nothing was drawn or changed.
+        BudgetExceeded: the step would exceed `training.max_releases`. Nothing was drawn or changed.
         UserError: there is not enough memory for one example, or memory ran out in a step that
             repeats an earlier one.
         WrittenError: the model or the loss changed a weight. The ledger counts the step, although
@@ -110,7 +114,8 @@ def private_step(
     algorithm, mechanism = training.algorithm, training.mechanism()
     device = next(iter(training.parameters.values())).device
     ledger.append(step, weights_digest)  # before the sum and its noise exist
-    # If memory runs out, `sum_shares` halves the size of the micro-batches in place.
+    is_wide = _needs_wide_sum(micro_batches, ranks)
+    # To notice, after the sum, that memory ran out and `sum_shares` halved the micro-batches.
     size_before = micro_batches.size.examples if isinstance(micro_batches, MicroBatches) else None
     marks = mark_weights(training.parameters)  # to notice if the model or the loss writes to them
     try:
@@ -119,19 +124,19 @@ def private_step(
             mechanism,
             training.model,
             micro_batches,
+            is_wide,
             ranks.size,
         )
         if local_sum is None:  # this step cannot use a CUDA graph: sum eagerly
             local_sum = sum_shares(algorithm, mechanism, micro_batches, device)
     except Exception:
-        # Not after a KeyboardInterrupt, which may come before torch has put the weights back into
-        # the model: `require_unwritten` would take that for a write.
+        # A KeyboardInterrupt is not caught. It may come while torch has replaced the weights in the
+        # model by other tensors, which `require_unwritten` would take for a write.
         require_unwritten(training.parameters, marks)
         raise
     require_unwritten(training.parameters, marks)
     is_secure = not training.noise.repeatable  # only secure noise cannot be drawn again
-    if is_secure or _needs_wide_sum(micro_batches, ranks):
-        # Secure noise is added in float64, and the noisy sum is rounded to a grid afterwards.
+    if is_wide or is_secure:  # secure noise is added in float64; see `SecureNoise`
         local_sum = widen(local_sum)
     if isinstance(micro_batches, MicroBatches):
         was_halved = ranks.any(micro_batches.size.examples != size_before)
@@ -145,17 +150,16 @@ def private_step(
                 f"{setting('trainer.micro_batch', micro_batches.size.examples)}. The run then "
                 "continues with new noise, and the step counts again."
             )
-    # Fuse the division by the batch size into the noise pass if the algorithm only averages,
-    # nothing is sent (one rank) and nothing is rounded to a grid (seeded noise). The result is
-    # bit-identical.
+    # If the algorithm only averages, its division can be part of the noise pass, which saves a pass
+    # over the sum. But ranks send undivided sums, and secure noise is rounded before the division.
     fuse_division = algorithm.averages and ranks.size == 1 and not is_secure
-    if ranks.is_first:
+    if ranks.is_first:  # the sums of other ranks get their noise in the all-reduce
         factor = 1 / expected_batch_size if fuse_division else 1.0
         local_sum = add_noise(local_sum, mechanism, training.noise, step, factor)
     if ranks.size > 1:
         ledger.sync()  # before the noisy sum leaves this process
     noisy_sum = ranks.all_reduce(local_sum)
-    # Converts a wide sum to the dtypes of the blocks. Only secure noise is rounded to a grid.
+    # Seeded noise is not rounded: a wide sum is only converted to the blocks' dtypes.
     release = round_to_grid(noisy_sum, mechanism, training.noise)
     # Read before `postprocess`, which advances the algorithm to its next step.
     sets_weights = algorithm.sets_weights
@@ -172,13 +176,19 @@ def private_step(
 
 
 def _needs_wide_sum(micro_batches: Iterable[Batch], ranks: Ranks) -> bool:
-    """Return True if the sum over all ranks has too many examples for float32; see `Total`.
+    """Return True if the sum over all ranks may have too many examples for float32; see `Total`.
 
-    The sum of a single rank is wide already if it has many examples.
+    Every rank must call it, and all get the same answer: sums of different dtypes cannot be added
+    up. The examples of an iterator are counted by `sum_shares` instead. Only tests pass one, whose
+    ranks have few examples.
     """
-    if not isinstance(micro_batches, MicroBatches):
+    if isinstance(micro_batches, Iterator):
         return False
-    max_examples = ranks.max(micro_batches.count) * ranks.size  # upper bound on all ranks'
+    if isinstance(micro_batches, MicroBatches):
+        num_examples = micro_batches.count
+    else:
+        num_examples = sum(len(batch[0]) for batch in micro_batches)
+    max_examples = ranks.max(num_examples) * ranks.size  # of all ranks together
     return max_examples > MICRO_BATCH
 
 
@@ -190,19 +200,19 @@ def sum_shares(
 ) -> dict[str, Tensor]:
     """Return S, the sum of all shares over all micro-batches, by block.
 
-    If memory runs out, the sum starts again from zero with smaller micro-batches, so no example
-    counts twice.
+    The sum is wide (see `Total`) if there are more than `MICRO_BATCH` examples. If memory runs out,
+    it starts again from zero with smaller micro-batches, so no example counts twice.
     """
     while True:
         total = Total(mechanism, device)
         num_examples = 0
         try:
-            for batch, *share_sizes in arguments_of(micro_batches):
-                inputs, *_ = batch  # an audit's batches have no targets
+            for arguments in arguments_of(micro_batches):
+                inputs, *_ = arguments[0]  # an audit's batches have no targets
                 num_examples += len(inputs)
                 if num_examples > MICRO_BATCH and not total.is_wide:
                     total.widen()
-                algorithm.accumulate(total, batch, *share_sizes)  # S += Σᵢ uᵢ, where ‖uᵢ‖₂ ≤ bound
+                algorithm.accumulate(total, *arguments)  # S += Σᵢ uᵢ, where ‖uᵢ‖₂ ≤ bound
             return total.all_blocks()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or not isinstance(micro_batches, MicroBatches):
@@ -214,10 +224,10 @@ def sum_shares(
 
 
 def arguments_of(micro_batches: Iterable[Batch]) -> Iterator[tuple[Any, ...]]:
-    """Yield, for each micro-batch, the arguments of `accumulate` after the total.
+    """Yield the arguments of `accumulate` that follow the total, once for each micro-batch.
 
     They are `(batch,)` or, if several examples form a share, `(batch, share_sizes)` with the number
-    of examples of each share in the batch.
+    of examples in each share of the batch.
     """
     if isinstance(micro_batches, MicroBatches) and micro_batches.shares is not None:
         share_sizes = [sizes for _, sizes in micro_batches.cuts()]
@@ -246,7 +256,7 @@ def descend(
     optimizer: torch.optim.Optimizer,
     gradients: dict[str, Tensor],
 ) -> None:
-    """Take one optimizer step with the released gradients.
+    """Take one step of the optimizer with the released gradients.
 
     Args:
         parameters: all parameters by name. Those that do not require gradients stay unchanged.
