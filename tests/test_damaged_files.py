@@ -115,7 +115,7 @@ def begin_beside_ledger(place: Path) -> tuple[int, int]:
     path = place / LEDGER
     size = path.lstat().st_size
     path.rename(path.with_name(f"{LEDGER}.1"))
-    counted = count_releases([path.with_name(f"{LEDGER}.1")], repeatable=True)
+    counted = count_releases([path.with_name(f"{LEDGER}.1")])
     ledger = open_ledger(path, MECHANISM, True, None, ("other code", 0, "state"))
     ledger.append(0)
     ledger.close()

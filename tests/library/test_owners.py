@@ -115,7 +115,7 @@ def test_a_seed_covers_who_owns_what(make: Make, tmp_path: Path) -> None:
 def test_a_ledger_of_other_owners_is_refused(make: Make) -> None:
     train(make(**MANY), most=1)
     swapped = [index // 2 for index in (2, 1, 0, *range(3, 240))]
-    with pytest.raises(UserError, match="belongs to another mechanism"):
+    with pytest.raises(UserError, match="belongs to another node or other owners"):
         make(**MANY | {"unit": swapped})
     assert make(**MANY, max_examples=2).ledger.releases == 1
 

@@ -98,7 +98,7 @@ def test_a_closed_training_states_no_epsilon_of_a_ledger_that_goes_on(
         "save": closed.save,
     }
     for act in acts.values():
-        with pytest.raises(UserError, match=r"another training continued .* ask that"):
+        with pytest.raises(UserError, match=r"another training run continued .* from that"):
             act()
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -24,6 +25,7 @@ from zdp_bench.privacy import ledger as module
 from zdp_bench.privacy import ledger_lines, tally
 from zdp_bench.privacy.ledger import Ledger, LedgerError, set_aside
 from zdp_bench.privacy.ledger_lines import Entry, Head, Start, Step
+from zdp_bench.privacy.mechanism import Mechanism
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def test_a_ledger_of_another_version_is_never_counted(path: Path, version: int) 
     with pytest.raises(LedgerError, match="line 1: was written by another version"):
         reopen(path)
     with pytest.raises(UserError, match="another version"):
-        tally.count_releases([path], True)
+        tally.count_releases([path])
     set_aside(path)
     with pytest.raises(UserError, match="another version"):
         reopen(path)
@@ -93,12 +95,253 @@ def test_a_ledger_of_another_version_is_never_counted(path: Path, version: int) 
 # ------------------------------------------------------------------------------- ledgers set aside
 
 
-def test_a_ledger_of_another_mechanism_that_is_set_aside_is_refused(path: Path) -> None:
-    """No number of steps of this mechanism stands for those of that one."""
-    Ledger(path, OTHER_MECHANISM, True).close()
+@dataclass
+class Other:
+    """A ledger that no single ε covers together with one of `MECHANISM`, and why."""
+
+    named: str
+    mechanism: Mechanism = MECHANISM
+    repeatable: bool = True
+    identity: str = "node 1"
+    facts: dict[str, str] = field(default_factory=lambda: {"epsilon_of": "example"})
+
+    def open(self, path: Path) -> Ledger:
+        return Ledger(
+            path, self.mechanism, self.repeatable, identity=self.identity, facts=self.facts
+        )
+
+
+@pytest.mark.parametrize("is_aside", [True, False])
+@pytest.mark.parametrize(
+    "other",
+    [
+        Other("another mechanism", mechanism=OTHER_MECHANISM),
+        Other("another kind of noise", repeatable=False),
+        Other("another node or other owners", identity="node 2"),
+        Other("another unit of ε or source of randomness", facts={"epsilon_of": "patient"}),
+        Other("another mechanism and another kind of noise", OTHER_MECHANISM, repeatable=False),
+    ],
+    ids=lambda other: other.named,
+)
+def test_another_runs_ledger_is_refused_by_what_differs(
+    path: Path, other: Other, is_aside: bool
+) -> None:
+    other.open(path).close()
+    if is_aside:
+        set_aside(path)
+        said = rf"ledger\.jsonl\.1: .* belongs to {other.named} than this run's, so no single ε"
+    else:
+        said = rf"ledger\.jsonl, line 1: belongs to {other.named} than this run's$"
+    with pytest.raises(LedgerError, match=said):
+        Other("this run's").open(path)
+
+
+@pytest.mark.parametrize("is_aside", [True, False])
+def test_a_ledger_without_facts_is_of_an_older_version_and_counts(
+    path: Path, is_aside: bool
+) -> None:
+    ledger = Other("an older version's", facts={}).open(path)
+    ledger.append(0)
+    ledger.close()
+    if is_aside:
+        set_aside(path)
+    ledger = Other("this run's").open(path)
+    assert ledger.releases == 1
+    ledger.close()
+
+
+def test_secure_steps_are_never_the_same_as_those_of_another_file(path: Path) -> None:
+    """Not even as those of a seeded one, whose steps have the same numbers."""
+    paths = []
+    for number, repeatable in enumerate([False, True, False, True]):
+        paths.append(path.with_name(f"{number}.jsonl"))
+        write(paths[-1], *range(10), repeatable=repeatable)
+    assert tally.count_releases(paths) == 30
+    assert tally.count_releases(reversed(paths)) == 30
+
+
+def test_a_lost_secure_ledger_is_named_and_one_more_counts(path: Path) -> None:
+    aside, found = path.with_name("ledger.jsonl.1"), path.with_name("found.jsonl")
+    write(path, *range(5), repeatable=False)
     set_aside(path)
-    with pytest.raises(LedgerError, match="another noise"):
-        Ledger(path, MECHANISM, True)
+    write(path, *range(3), repeatable=False)
+    aside.rename(found)
+    with pytest.raises(LedgerError, match=r"line 1: states 5 releases .* is missing"):
+        reopen(path, repeatable=False)
+    module.adopt(path)
+    assert reopen(path, repeatable=False).releases == 8
+    write(found, *range(7), repeatable=False)
+    module.adopt(path)
+    assert reopen(path, repeatable=False).releases == 15
+
+
+def test_ledgers_whose_numbers_are_equal_all_count(path: Path) -> None:
+    for name, steps in (("ledger.jsonl.1", 5), ("ledger.jsonl.01", 7), ("ledger.jsonl.10", 2)):
+        write(path.with_name(name), *range(steps), repeatable=False)
+    names = [aside.name for aside in module.list_set_aside(path)]
+    assert names == ["ledger.jsonl.01", "ledger.jsonl.1", "ledger.jsonl.10"]
+    assert reopen(path, repeatable=False).releases == 14
+
+
+# ------------------------------------------------------------------------------------------- copies
+
+
+def without_nonce(path: Path) -> None:
+    """Make a ledger one of an older version."""
+    head, *lines = path.read_bytes().splitlines(keepends=True)
+    body = json.loads(head)
+    body.pop("nonce", None)
+    path.write_bytes(json.dumps(body, sort_keys=True).encode() + b"\n" + b"".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("repeatable", "is_old", "is_copied", "releases"),
+    [
+        (True, False, True, 10),
+        (True, True, True, 10),
+        (False, False, True, 10),
+        (False, True, True, 15),  # nothing tells a copy from another attempt
+        (True, False, False, 10),  # the same releases
+        (False, False, False, 15),
+        (False, True, False, 15),
+    ],
+)
+def test_only_a_ledger_that_is_provably_a_copy_counts_as_one(
+    path: Path, repeatable: bool, is_old: bool, is_copied: bool, releases: int
+) -> None:
+    """Secure attempts list the same steps, but none of their releases is the same."""
+    other = path.with_name("other.jsonl")
+    write(path, *range(5), repeatable=repeatable)
+    if is_copied:
+        other.write_bytes(path.read_bytes())
+    else:
+        write(other, *range(5), repeatable=repeatable)
+    write(path, *range(5, 10), repeatable=repeatable)
+    if is_old:
+        without_nonce(path)
+        without_nonce(other)
+    assert tally.count_releases(module.drop_copies([path, other])) == releases
+    module.adopt(path)
+    assert reopen(path, repeatable).releases == releases
+
+
+def test_the_chain_of_a_secure_ledger_follows_from_its_steps_alone(path: Path) -> None:
+    """Seeded steps of your own loop take their keys from it."""
+    one, other = (write(path.with_name(name), 0, 1, repeatable=False) for name in ("a", "b"))
+    assert one.position == other.position
+    assert one.path.read_bytes() != other.path.read_bytes()
+
+
+# --------------------------------------------------------------------------------- starts, revoked
+
+
+def write_revoked(path: Path) -> Ledger:
+    """Write a ledger whose generation cannot be repeated from its start, and is then continued."""
+    ledger = Ledger(path, MECHANISM, True)
+    ledger.begin("code", 0, "new")
+    for step in range(3):
+        ledger.append(step)
+    ledger.forbid_repeats(2)
+    ledger.note("smaller", 3, "saved")
+    ledger.append(3)
+    ledger.close()
+    return ledger
+
+
+def begin(path: Path, *start: Any) -> str:
+    """Return the generation that a process with this start is in."""
+    ledger = Ledger(path, MECHANISM, True)
+    ledger.begin(*start)
+    ledger.close()
+    return ledger.generation
+
+
+def test_a_revoked_start_is_not_repeated_and_a_later_one_is(path: Path) -> None:
+    position = write_revoked(path).position
+    assert reopen(path, at_least=position).position == position
+    assert begin(path, "smaller", 3, "saved") == ""
+    first = begin(path, "code", 0, "new")
+    assert first != ""
+    assert begin(path, "code", 0, "new") == first  # which is recorded in turn
+
+
+def test_a_state_that_is_noted_at_a_revoked_step_stays_revoked(path: Path) -> None:
+    """A run may save where it stopped, before the step that it could not repeat."""
+    ledger = Ledger(path, MECHANISM, True)
+    ledger.begin("code", 0, "new")
+    ledger.append(0)
+    ledger.forbid_repeats(0)
+    ledger.note("smaller", 0, "new")
+    ledger.close()
+    assert begin(path, "smaller", 0, "new") != ""
+
+
+def test_a_revocation_cannot_be_dropped_moved_or_changed(path: Path) -> None:
+    """Without it, a step would count as a repeat whose noise hides another sum."""
+    write_revoked(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    (number,) = [number for number, line in enumerate(lines) if b"revokes" in line]
+    line, others = lines[number], [*lines[:number], *lines[number + 1 :]]
+    edits = [others]
+    edits += [[*others[:place], line, *others[place:]] for place in range(1, number)]
+    edits += [[*lines[:number], line.replace(b'"step": 2', b'"step": 1'), *lines[number + 1 :]]]
+    for edited in edits:
+        path.write_bytes(b"".join(edited))
+        with pytest.raises(LedgerError, match="the chain of digests breaks here"):
+            reopen(path)
+
+
+def write_revoked_by_older_version(path: Path) -> None:
+    """Write the same as version 0.1 did: the revocation is a start without a state, unchained."""
+    write_revoked(path)
+    bodies = [json.loads(line) for line in path.read_bytes().splitlines()]
+    digest, lines = ledger_lines.BEGINNING, list[bytes]()
+    for body in bodies:
+        body.pop("sha256")
+        if "revokes" in body:
+            body = {"generation": body["revokes"], "made": "", "state": "", "step": body["step"]}
+        text = json.dumps(body, sort_keys=True)
+        after = hashlib.sha256((digest + text).encode()).hexdigest()
+        if "state" not in body:
+            digest = after
+        lines.append(json.dumps(body | {"sha256": after}, sort_keys=True).encode() + b"\n")
+    path.write_bytes(b"".join(lines))
+
+
+def test_a_start_that_an_older_version_revoked_is_not_repeated(path: Path) -> None:
+    write_revoked_by_older_version(path)
+    assert b"revokes" not in path.read_bytes()
+    assert steps_in(path) == [0, 1, 2, 3]
+    assert begin(path, "smaller", 3, "saved") == ""
+    assert begin(path, "code", 0, "new") != ""
+
+
+@pytest.mark.parametrize("write_file", [write_revoked, write_revoked_by_older_version])
+@pytest.mark.parametrize("revoked_first", [True, False])
+def test_the_order_of_ledgers_that_were_set_aside_brings_no_revoked_start_back(
+    path: Path, revoked_first: bool, write_file: Callable[[Path], object]
+) -> None:
+    names = ("ledger.jsonl.1", "ledger.jsonl.2")
+    revoked, other = (path.with_name(name) for name in (names if revoked_first else names[::-1]))
+    run_process(path, "code", 0, "new", 2)  # it knows of no other ledger
+    path.rename(other)
+    write_file(revoked)
+    assert begin(path, "code", 0, "new") != ""
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_no_step_is_taken_while_its_file_is_not_as_it_was_left(path: Path, step: int) -> None:
+    ledger = Ledger(path, MECHANISM, True)
+    for done in (0, 1):
+        ledger.append(done)
+    with path.open("ab") as file:
+        file.write(b"\n")
+    for act in (lambda: ledger.append(step), ledger.close):
+        with pytest.raises(UserError, match="written to by something else"):
+            act()
+
+
+# ------------------------------------------------------------------------------ names of set aside
 
 
 @pytest.mark.parametrize("name", ["ledger.jsonl", "of [my] *.jsonl"])
@@ -406,7 +649,8 @@ def test_a_kill_inside_a_line_counts_the_step_it_cut(tmp_path: Path, repeatable:
         assert ledger.releases == begun, length
         assert reopen(path, repeatable).releases == begun  # what was mended is whole
         write(path, *range(begun, 3), repeatable=repeatable)
-        assert path.read_bytes() == data  # and the chain is that of an unbroken run
+        lines = path.read_bytes().splitlines()
+        assert lines[1:] == data.splitlines()[1:]  # and the chain is that of an unbroken run
 
 
 def test_a_kill_while_a_cut_line_is_mended_loses_nothing(
@@ -437,7 +681,7 @@ def test_an_end_that_no_kill_leaves_is_damage_and_counts_as_what_it_can_hold(
         reopen(path)
     steps_before = max(0, lines_before - 1)
     most = -(-len(garbage) // ledger_lines.MIN_STEP_LINE)
-    assert tally.count_releases([path], repeatable=True) == steps_before + most
+    assert tally.count_releases([path]) == steps_before + most
 
 
 @pytest.mark.parametrize(
@@ -510,7 +754,7 @@ def test_a_ledger_that_ends_in_zeros_is_refused(path: Path, zeros: int) -> None:
 def test_a_ledger_that_ends_before_the_checkpoint_is_refused(path: Path, kept: int) -> None:
     position = write(path, *range(5)).position
     lines = path.read_bytes().splitlines(keepends=True)
-    said = rf"line {2 + kept}: the file ends here.*{kept} releases.*after 5; it was truncated"
+    said = rf"line {2 + kept}: the file ends here.*{kept} releases.*after 5: the file was truncated"
     for fragment in (b"", b'{"st'):  # nor does a fragment stand for the missing steps
         path.write_bytes(b"".join(lines[: 1 + kept]) + fragment)
         with pytest.raises(LedgerError, match=said):
@@ -527,12 +771,7 @@ def test_an_emptied_or_missing_ledger_is_refused_beside_a_checkpoint(path: Path)
         reopen(path, at_least=position)
 
 
-def test_another_runs_ledger_is_refused(path: Path) -> None:
-    write(path, 0, 1, 2)
-    with pytest.raises(LedgerError, match="line 1: belongs to another mechanism"):
-        Ledger(path, OTHER_MECHANISM, True)
-    with pytest.raises(LedgerError, match=r"line 1: .*another mechanism"):
-        reopen(path, repeatable=False)
+def test_another_runs_ledger_is_refused_beside_a_checkpoint(path: Path) -> None:
     # of the same mechanism, but with other steps: only the checkpoint can tell
     write(path.with_name("other"), 0, 0, 1, repeatable=False)
     position = write(path.with_name("mine"), 0, 1, 2, repeatable=False).position
@@ -558,7 +797,7 @@ def test_a_ledger_of_other_facts_is_refused(
         assert ledger.facts == in_file
         ledger.close()
     else:
-        with pytest.raises(LedgerError, match="line 1: belongs to another mechanism"):
+        with pytest.raises(LedgerError, match="line 1: belongs to another unit of ε"):
             Ledger(path, MECHANISM, True, facts=of_run)
 
 
@@ -650,5 +889,5 @@ def test_any_ledger_of_a_megabyte_is_read_in_seconds(tmp_path: Path, order: str)
     path.write_bytes(b"".join(lines))
     begin = time.process_time()
     releases = reopen(path).releases
-    assert tally.count_releases([path], True) == releases
+    assert tally.count_releases([path]) == releases
     assert time.process_time() - begin < 5

@@ -138,7 +138,7 @@ def test_a_ledger_that_is_set_aside_counts_all_that_is_not_the_same_release(
     assert other.releases_before(upto) == (upto if is_same else releases)
     for held in (other, reopen(path, at_least=other.position), other.copy()):
         assert (held.releases, held.position) == (releases, other.position)
-    assert count_releases([path, *list_set_aside(path)], True) == releases
+    assert count_releases([path, *list_set_aside(path)]) == releases
     set_aside(path)
     third, _ = run_process(
         path, made or "third code", start, state, upto

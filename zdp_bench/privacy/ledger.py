@@ -1,26 +1,27 @@
 """Record every step of a run in a file, its ledger, before the noise of the step is drawn.
 
 Each STEP of the training plan makes one RELEASE, which `zdp_bench.privacy.tally` counts. A step
-that is repeated with the same bits makes the same release, which counts once. The file begins with
-a head. Each further LINE is a JSON object that states an ENTRY: a step, or a start from which steps
-may be repeated.
+that is repeated with the same bits makes the same release, which counts once. Each LINE of the file
+is a JSON object that states an ENTRY. The first is the head. The others are steps, starts from
+which steps may be repeated, and revocations of starts.
 
-The line of a step holds the SHA-256 of the head and all steps above it, so an edited, dropped or
-reordered step breaks the chain. It is written as a whole before its step is taken. A kill thus
-loses no step: it can only cut the last line short, and the step of that line is counted, because
-its noise may have been drawn. If writing a line fails or is interrupted and the process lives on,
+The line of a step holds the SHA-256 of the head and of all steps and revocations above it, so an
+edited, dropped or reordered one breaks the chain. The whole line is written before its step is
+taken, so a kill loses no step: it can only cut the last line short, before the noise was drawn.
+That line counts as a step all the same, because after a power cut, the end of a line may be missing
+although the noise was drawn. If writing a line fails or is interrupted and the process lives on,
 the line is removed, because its step was not taken.
 
-An fsync takes as long as several steps of a small model. So the file is forced to disk at most
-every `MIN_SYNC_INTERVAL` seconds, and always before anything that depends on the steps is saved,
-sent or shown (`Ledger.sync`). A power cut may lose the steps since then, but only together with the
-weights that they led to.
+An fsync takes as long as several steps of a small model. So a line forces the file to disk only if
+the last fsync was `MIN_SYNC_INTERVAL` ago or longer. In addition, the file is forced to disk before
+anything that depends on the steps is saved, sent or shown (`Ledger.sync`). A power cut may lose the
+steps since then, but only together with the weights that they led to.
 
 A step that is repeated after a kill counts once only if it is provably the same release. To prove
-this, the ledger also records the states from which a process may start (`Start`), outside the hash
-chain.
+this, the ledger also records the states from which a process may start (`Start`).
     - If step, state, code and machine match a recorded start, every step from there on has the same
-      bits as before, and counts once.
+      bits as before, and counts once. If that stops being true, because memory runs out and the
+      micro-batches are halved, the start is revoked (`Revocation`).
     - Otherwise, a new GENERATION begins, which has its own key for noise and batches
       (`Ledger.generation`). Its steps are new, independent releases. The earlier ones still count,
       even if their ledger was set aside.
@@ -28,9 +29,9 @@ chain.
     - A node of a federation starts each step from the weights it receives, whose digest is in the
       step's line. Only the same step from the same weights is the same release.
 
-The chain guards against damage and mistakes, not against forgery, because it has no key. A file
-that is rewritten as a whole, or truncated at a line after the last checkpoint, looks like that of a
-run that was killed there.
+The chain guards against damage and mistakes, not against forgery, because it has no key. It does
+not reveal that a file was rewritten as a whole. Nor does it reveal that lines after the last
+checkpoint were removed from the end: a run that was killed there leaves the same file.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ import copy
 import hashlib
 import os
 import re
+import secrets
 import stat
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from zdp_bench import disk
@@ -55,6 +56,7 @@ from zdp_bench.privacy.ledger_lines import (
     LedgerError,
     Line,
     OtherVersionError,
+    Revocation,
     Start,
     Step,
     chain,
@@ -69,7 +71,7 @@ from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.tally import Position, ReleasedSteps, SetAsideTally, Tally
 
 MIN_SYNC_INTERVAL = 0.2  # seconds between two fsyncs of the file
-TAIL_BYTES = 4096  # bytes at the end of a closed file whose change shows that it was continued
+TAIL_BYTES = 4096  # bytes at the end of a closed file that change if another process continues it
 
 
 class Ledger(Tally):
@@ -77,15 +79,15 @@ class Ledger(Tally):
 
     Formal guarantees, in addition to those of `Tally`:
         - `append` returns only after the step's line is in the file, so a kill loses no step.
-        - A step is forced to disk by `sync`, or by the first append at least `MIN_SYNC_INTERVAL`
-          after the last fsync.
-        - `releases` is at least the number of releases that were drawn, no matter when the process
+        - `sync` forces all lines to disk. So does the first line that is written at least
+          `MIN_SYNC_INTERVAL` after the last fsync.
+        - `releases` is at least the number of releases that were made, no matter when the process
           was killed. It includes those in ledgers that were `set_aside` at the same path.
         - A step that is not counted again has the same noise, batch and starting state as before.
         - Opening raises an error if the chain of the file is broken, or if the file ends before the
           checkpoint's position. The error names the line.
-        - The file has no second hard link, and each append verifies that the file is unchanged
-          (`require_intact`).
+        - The file has no second hard link. `append` raises an error unless the file that was opened
+          is still at its path, with the size that it had after the last line (`require_intact`).
     """
 
     def __init__(
@@ -105,14 +107,14 @@ class Ledger(Tally):
             repeatable: whether a step that is taken again has the same noise.
             checkpoint_position: end of the ledger at the last checkpoint, which the file must
                 contain; None without a checkpoint.
-            identity: identifies what else must match: the name of a federation's node, or the
+            identity: what must match besides the mechanism: the name of a federation's node, or the
                 digest of who owns which examples.
             facts: properties that the mechanism does not cover, such as the unit of ε and the
                 source of randomness. Ledgers of older versions lack them.
 
         Raises:
-            LedgerError: the file is damaged, ends before the checkpoint, or has another mechanism,
-                identity or facts.
+            LedgerError: the file is damaged or ends before the checkpoint. Or this file, or one
+                that was set aside, has another mechanism, kind of noise, identity or facts.
             UserError: the file is a symbolic link, or has a second hard link.
         """
         super().__init__(repeatable)
@@ -120,20 +122,22 @@ class Ledger(Tally):
         self.path, self._absolute_path = path, path.absolute()
         aside_paths = list_set_aside(path)
         self._aside_digests = "".join(_digest_file(aside) for aside in aside_paths)
-        self._set_aside = SetAsideTally(aside_paths, repeatable)
-        if self._set_aside.mechanisms - {mechanism.digest()}:
-            raise LedgerError(
-                f"{path}: a ledger that was set aside beside it uses another noise or mechanism, "
-                "so no single ε covers both"
-            )
-        head_earlier = 0 if repeatable else self._set_aside.releases
+        self._set_aside = SetAsideTally(aside_paths)
         self._head = Head(
             mechanism.digest(),
             repeatable,
             identity,
-            head_earlier,
-            dict(facts or {}),
+            # The number of secure releases only grows, so it shows later if a file is lost.
+            earlier=0 if repeatable else self._set_aside.releases,
+            facts=dict(facts or {}),
+            nonce="" if repeatable else secrets.token_hex(16),
         )
+        for aside, head in self._set_aside.heads.items():
+            if differences := self._differences(head):
+                raise LedgerError(
+                    f"{aside}: was set aside beside {path.name}, but belongs to {differences} than "
+                    "this run's, so no single ε covers both"
+                )
         self._is_sound = True  # False while a line is being written and counted
         # False while some lines may not be on disk, such as those of a process that was killed
         self._is_synced = False
@@ -157,7 +161,7 @@ class Ledger(Tally):
             disk.fsync_folder(path.parent)
 
     def _reset_count(self) -> None:
-        """Set the counts to those of a file without lines."""
+        """Forget what was read from the file. Only the ledgers that were set aside then count."""
         aside = self._set_aside
         self.facts = self._head.facts
         self._digest = BEGINNING
@@ -168,8 +172,9 @@ class Ledger(Tally):
         self._in_file = ReleasedSteps()  # the steps of this file
         # (execution digest, step, state digest) of a recorded start -> generation that follows it
         self._starts: dict[tuple[str, int, str], str] = {}
+        self._revoked: dict[str, int] = {}  # generation -> last step whose start is revoked
         for start in aside.starts:
-            self._remember_start(start)
+            self._apply(start)
 
     def begin(
         self,
@@ -177,9 +182,10 @@ class Ledger(Tally):
         step: int,
         state_digest: str,
     ) -> None:
-        """Begin at `step`, in the generation of the same recorded start or, if none is, a new one.
+        """Begin at `step`: in the generation of the recorded start that matches, or in a new one.
 
-        A ledger without any steps and starts keeps its first generation, "".
+        If no step or start was recorded and no ledger was set aside, the first generation, "",
+        begins.
 
         Args:
             execution_digest: digest of code, libraries, machine and micro-batch, as
@@ -190,15 +196,13 @@ class Ledger(Tally):
         """
         if not self.repeatable:
             return
-        generation = None
-        if execution_digest:
-            generation = self._starts.get((execution_digest, step, state_digest))
+        generation = self._find_generation(execution_digest, step, state_digest)
         if generation is not None:
             self.generation = generation
         elif self._spans or self._starts or self._aside_digests:
             start = f"{execution_digest}:{step}:{state_digest}"
-            parts = f"{self._digest}:{self._aside_digests}:{start}"
-            self.generation = hashlib.sha256(parts.encode()).hexdigest()[:32]
+            text = f"{self._digest}:{self._aside_digests}:{start}"
+            self.generation = hashlib.sha256(text.encode()).hexdigest()[:32]
             for first, end, _ in self._spans:
                 num_taken_again = max(0, end - max(first, step))
                 self.counted_again += num_taken_again
@@ -210,35 +214,53 @@ class Ledger(Tally):
         step: int,
         state_digest: str,
     ) -> None:
-        """Record a state from which this generation may continue. Call it before saving the state.
+        """Record a state from which this generation may continue.
+
+        Call it before saving the state: a process that loads a state that was not recorded begins a
+        new generation, whose steps count again.
 
         Args:
             execution_digest: see `begin`.
             step: number of the next step.
             state_digest: see `begin`.
         """
-        key = execution_digest, step, state_digest
-        if execution_digest and self.repeatable and key not in self._starts:
-            self._write_line(Start(*key, self.generation))
+        is_recorded = self._find_generation(execution_digest, step, state_digest) is not None
+        if execution_digest and self.repeatable and not is_recorded:
+            self._write_line(Start(execution_digest, step, state_digest, self.generation))
 
     def forbid_repeats(self, step: int) -> None:
-        """Record that no later process may repeat this generation.
+        """Revoke all starts of this generation at or before `step`.
 
         Call it if a repeat of `step` would not have the same bits, because its micro-batches were
-        halved.
+        halved. The states after `step` can be recorded as starts again (`note`).
         """
         if self.repeatable:
-            self._write_line(Start.forbid(self.generation, step))
+            self._write_line(Revocation(self.generation, step))
 
-    def _remember_start(self, start: Start) -> None:
-        """Remember a recorded start, or forget all those of a generation that must not repeat."""
-        if not start.forbids_repeats:
-            key = start.execution_digest, start.step, start.state_digest
-            self._starts[key] = start.generation
-            return
-        for key, generation in list(self._starts.items()):
-            if generation == start.generation:
-                del self._starts[key]
+    def _apply(self, entry: Start | Revocation) -> None:
+        """Remember a recorded start, or that the starts of a generation are revoked.
+
+        Which of the two is read first does not matter: ledgers that were set aside may be in any
+        order.
+        """
+        if isinstance(entry, Revocation):
+            last_step = self._revoked.get(entry.generation, -1)
+            self._revoked[entry.generation] = max(last_step, entry.step)
+        else:
+            key = entry.execution_digest, entry.step, entry.state_digest
+            self._starts[key] = entry.generation
+
+    def _find_generation(
+        self,
+        execution_digest: str,
+        step: int,
+        state_digest: str,
+    ) -> str | None:
+        """Return the generation that follows a start; None if it was not recorded, or revoked."""
+        generation = self._starts.get((execution_digest, step, state_digest))
+        if generation is None or step <= self._revoked.get(generation, -1):
+            return None
+        return generation
 
     def append(
         self,
@@ -253,6 +275,7 @@ class Ledger(Tally):
         self._cut_back()
         entry = Step(step, weights_digest, self.generation)
         if self.repeatable and self._in_file.holds(entry):
+            self.require_intact()  # as `_write_line` does for a new step
             return
         self._write_line(entry)
 
@@ -283,7 +306,7 @@ class Ledger(Tally):
         self._is_synced = True
 
     def require_intact(self) -> None:
-        """Raise an error if the file is not as it was last written: it may lack steps.
+        """Raise an error if something else moved or resized the file: it may then lack steps.
 
         Raises:
             UserError: the file was moved, deleted, cut or written to by something else.
@@ -330,12 +353,13 @@ class Ledger(Tally):
     def _require_as_closed(self) -> None:
         """Raise an error if the file has other lines than when it was closed.
 
-        They may be releases of another training, which this count lacks.
+        They may be releases of another training run, which this count lacks.
         """
         if self._ending is None or self._ending != read_ending(self._absolute_path):
             raise UserError(
-                f"{self.path}: another training continued this ledger after it was closed here; "
-                "ask that one. If the file was moved or changed instead, put it back as it was."
+                f"{self.path}: another training run continued this ledger after it was closed "
+                "here: read ε from that run. If the file was moved or changed instead, put it back "
+                "as it was."
             )
 
     def _write_line(self, entry: Entry) -> None:
@@ -370,20 +394,23 @@ class Ledger(Tally):
                 cut = line
             else:
                 number = line.number
-                self._require_own_head(line.entry)
+                if isinstance(line.entry, Head):
+                    self._require_same(line.entry)
                 self._count_entry(line.entry)
                 if checkpoint is not None and self._digest == checkpoint.digest:
-                    found_checkpoint = found_checkpoint or self.releases >= checkpoint.releases
+                    # There are fewer releases if a ledger that was set aside is missing.
+                    found_checkpoint |= self.releases >= checkpoint.releases
+        is_missing = "or a ledger that was set aside beside it is missing"
         if checkpoint is not None and self.releases < checkpoint.releases:
             raise LedgerError(
-                f"{self.path}, line {number + 1}: the file ends here. It holds {self.releases} "
-                f"releases, but the checkpoint beside it was written after {checkpoint.releases}; "
-                "it was truncated"
+                f"{self.path}, line {number + 1}: the file ends here. With the ledgers that "
+                f"were set aside, there are {self.releases} releases, but the checkpoint beside it "
+                f"was written after {checkpoint.releases}: the file was truncated, {is_missing}"
             )
         if checkpoint is not None and not found_checkpoint:
             raise LedgerError(
                 f"{self.path}: does not hold the release after which the checkpoint beside it was "
-                f"written, number {checkpoint.releases}; the file was replaced"
+                f"written, number {checkpoint.releases}: the file was replaced, {is_missing}"
             )
         if not number:  # a kill cut the head short: nothing was released yet
             disk.write_bytes(self.path, make_line(BEGINNING, self._head))
@@ -391,27 +418,40 @@ class Ledger(Tally):
         elif cut is not None:
             self._mend(cut)
 
-    def _require_own_head(self, entry: Entry) -> None:
-        """Raise an error if an entry is the head of another ledger than this one."""
-        if not isinstance(entry, Head):
-            return
-        # Heads of older versions have no facts: accept this run's.
-        stated = replace(entry, facts=entry.facts or self._head.facts)
-        if stated != self._head:
-            raise LedgerError(
-                f"{self.path}, line 1: belongs to another mechanism or noise source than this run's"
-            )
-
     def _count_entry(self, entry: Entry) -> None:
-        """Count the entry of a line that is in the file."""
-        if isinstance(entry, Start):  # outside the chain
-            self._remember_start(entry)
-            return
+        """Count or remember the entry of a line that is in the file."""
         if isinstance(entry, Head):
             self.facts = entry.facts
-        else:
+        elif isinstance(entry, Step):
             self._count_file_step(entry)
-        self._digest = chain(self._digest, entry)
+        else:
+            self._apply(entry)
+        if entry.is_chained:
+            self._digest = chain(self._digest, entry)
+
+    def _require_same(self, head: Head) -> None:
+        """Raise an error if the file's head is another run's, or states a ledger that is lost."""
+        if differences := self._differences(head):
+            raise LedgerError(f"{self.path}, line 1: belongs to {differences} than this run's")
+        if head.earlier > self._head.earlier:
+            raise LedgerError(
+                f"{self.path}, line 1: states {head.earlier} releases in ledgers that were set "
+                f"aside beside it, but there are {self._head.earlier}: such a ledger is missing"
+            )
+
+    def _differences(self, head: Head) -> str:
+        """Return in what a head differs from this run, or "" if one ε covers the steps of both.
+
+        Heads of older versions have no facts, which are taken to be this run's.
+        """
+        own = self._head
+        same_by_name = {
+            "another mechanism": head.mechanism == own.mechanism,
+            "another kind of noise": head.repeatable == own.repeatable,
+            "another node or other owners": head.identity == own.identity,
+            "another unit of ε or source of randomness": head.facts in ({}, own.facts),
+        }
+        return " and ".join(name for name, is_same in same_by_name.items() if not is_same)
 
     def _mend(self, cut: Line) -> None:
         """Replace a line that a kill cut short by the whole line, and count its step."""
@@ -452,20 +492,22 @@ def _next_aside(path: Path) -> Path:
 
 
 def list_set_aside(path: Path) -> list[Path]:
-    """Return the ledgers that were `set_aside` at `path`, the oldest first."""
+    """Return the ledgers that were `set_aside` at `path`, in the order of their numbers."""
     pattern = re.compile(re.escape(path.name) + r"\.(\d+)")
     if not path.parent.is_dir():
         return []
-    numbered: dict[int, Path] = {}
+    numbered: list[tuple[int, str]] = []
     for name in os.listdir(path.parent):
-        match = pattern.fullmatch(name)
-        if match:
-            numbered[int(match[1])] = path.with_name(name)
-    return [numbered[number] for number in sorted(numbered)]
+        if match := pattern.fullmatch(name):
+            numbered.append((int(match[1]), name))
+    return [path.with_name(name) for _, name in sorted(numbered)]
 
 
 def is_ledger(path: Path) -> bool:
-    """Return True if a file is a ledger, whatever its name, or is named like one."""
+    """Return True if a file is a ledger, whatever its name, or is named like one.
+
+    The name is enough, so that no ledger is overlooked because its content is damaged.
+    """
     if re.fullmatch(r".*\.jsonl(\.\d+)?", path.name):
         return not path.is_dir()
     if path.is_symlink() or not path.is_file():
@@ -498,7 +540,7 @@ def find_ledgers(folder: Path, ignored: Collection[str] = ()) -> list[Path]:
 
     Args:
         folder: the folder.
-        ignored: names of files in the folder itself, but not its subfolders, that are no ledgers.
+        ignored: names of files directly in `folder` that are known not to be ledgers.
 
     Raises:
         UserError: a subfolder cannot be read.
@@ -517,9 +559,10 @@ def find_ledgers(folder: Path, ignored: Collection[str] = ()) -> list[Path]:
 
 
 def drop_copies(ledgers: Sequence[Path]) -> list[Path]:
-    """Return the ledgers without copies of one another, sorted by path.
+    """Return the ledgers, sorted by path, without those that are copies of another one.
 
-    Of ledgers with the same content, only one is returned.
+    A copy that was made while the original was being written is its beginning. Of ledgers with the
+    same content, the first in `ledgers` stays.
     """
     if len(ledgers) < 2:
         return [*ledgers]
@@ -527,13 +570,27 @@ def drop_copies(ledgers: Sequence[Path]) -> list[Path]:
     for path in ledgers:
         with open_ledger_file(path) as file:
             contents[path] = file.read()
-    distinct: list[Path] = []
-    # The longest come first: a copy made while the original was being written is a prefix of it.
-    for path in sorted(contents, key=lambda path: -len(contents[path])):
-        content = contents[path]
-        if not any(contents[other].startswith(content) for other in distinct):
-            distinct.append(path)
-    return sorted(distinct)
+    originals: list[Path] = []
+    for path in sorted(contents, key=lambda path: -len(contents[path])):  # the longest come first
+        if not any(_is_copy(contents[path], contents[other]) for other in originals):
+            originals.append(path)
+    return sorted(originals)
+
+
+def _is_copy(content: bytes, original: bytes) -> bool:
+    """Return True if a ledger is provably a copy of the beginning of another one.
+
+    Without a nonce, two ledgers of secure noise are equal if both list the steps 0, 1, 2, …,
+    although all their releases differ.
+    """
+    if not content or not original.startswith(content):
+        return not content
+    first_line, _, _ = content.partition(b"\n")
+    try:
+        head, _ = parse(first_line)
+    except LedgerError:
+        return False
+    return isinstance(head, Head) and (head.repeatable or bool(head.nonce))
 
 
 def adopt(path: Path, identity: str = "") -> None:
@@ -547,6 +604,7 @@ def adopt(path: Path, identity: str = "") -> None:
         identity: identity of the ledger at `path`; see `Ledger`. Ledgers in subfolders that state
             another identity are left alone.
     """
+    # A copy is dropped, and not its original, because those in place come first.
     in_place = [ledger for ledger in [path, *list_set_aside(path)] if ledger.exists()]
     others = [ledger for ledger in find_ledgers(path.parent) if ledger not in in_place]
     for ledger in drop_copies([*in_place, *others]):

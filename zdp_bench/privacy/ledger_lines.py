@@ -1,7 +1,8 @@
 """Write, parse and verify the lines of a ledger's file.
 
-Each line is one JSON object. Its key `sha256` is the digest of all lines above it and of its other
-keys, so the lines form a chain of digests.
+Each line is one JSON object. Its key `sha256` is the digest of the lines above it and of its own
+content, so the lines form a chain of digests. Starts are outside of it (`is_chained`): lines below
+do not depend on them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import open_regular
@@ -55,17 +56,27 @@ class Head:
         earlier: number of releases in ledgers that were set aside. 0 if noise is repeatable.
         facts: properties that the mechanism does not cover, such as whose ε it is. Ledgers of older
             versions lack them.
+        nonce: random, so that a copy of the file differs from another one with the same steps. ""
+            if noise is repeatable, and in ledgers of older versions. It is left out of the digest,
+            from which seeded steps of your own loop take their keys.
     """
 
+    is_chained: ClassVar[bool] = True
     mechanism: str
     repeatable: bool
     identity: str = ""
     earlier: int = 0
     facts: Mapping[str, str] = field(default_factory=dict)
+    nonce: str = ""
 
     def body(self) -> dict[str, Any]:
         """Return the line's JSON object without its digest."""
-        optional = {"whose": self.identity, "earlier": self.earlier, "facts": dict(self.facts)}
+        optional = {
+            "whose": self.identity,
+            "earlier": self.earlier,
+            "facts": dict(self.facts),
+            "nonce": self.nonce,
+        }
         stated = {key: value for key, value in optional.items() if value}
         required = {"mechanism": self.mechanism, "repeatable": self.repeatable}
         return {"ledger": FORMAT, **required, **stated}
@@ -79,6 +90,7 @@ class Head:
             body.get("whose", ""),
             body.get("earlier", 0),
             body.get("facts", {}),
+            body.get("nonce", ""),
         )
 
 
@@ -93,6 +105,7 @@ class Step:
         generation: generation of the noise and the batches; see `Ledger.generation`.
     """
 
+    is_chained: ClassVar[bool] = True
     step: int
     weights_digest: str = ""
     generation: str = ""
@@ -114,7 +127,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Start:
-    """A recorded start: a state from which a process may start `step`, outside the hash chain.
+    """A recorded start: a state from which a process may start `step`.
+
+    It is outside the hash chain, so that the digest does not depend on when a run was interrupted
+    and saved. Without it, more releases are counted, never fewer.
 
     Attributes:
         execution_digest: digest of code, libraries, machine and micro-batch. In the file, its key
@@ -124,25 +140,11 @@ class Start:
         generation: generation of the steps that follow.
     """
 
+    is_chained: ClassVar[bool] = False
     execution_digest: str
     step: int
     state_digest: str
     generation: str
-
-    @staticmethod
-    def forbid(generation: str, step: int) -> Start:
-        """Return the entry after which no later process may repeat `generation`.
-
-        Args:
-            generation: all of its recorded starts become void.
-            step: the step that could not be repeated, for readers of the file.
-        """
-        return Start("", step, "", generation)
-
-    @property
-    def forbids_repeats(self) -> bool:
-        """True if the entry is one of `forbid`."""
-        return not self.state_digest
 
     def body(self) -> dict[str, Any]:
         """Return the line's JSON object without its digest."""
@@ -159,13 +161,42 @@ class Start:
         return Start(body["made"], body["step"], body["state"], body["generation"])
 
 
-Entry = Head | Step | Start
+@dataclass(frozen=True)
+class Revocation:
+    """Revokes the starts of a generation at or before a step, whose repeat would have other bits.
+
+    Attributes:
+        generation: generation of the starts. In the file, its key is "revokes".
+        step: number of the step.
+        is_chained: whether the line is in the hash chain. Older versions wrote it outside, as a
+            start without a state.
+    """
+
+    generation: str
+    step: int
+    is_chained: bool = True
+
+    def body(self) -> dict[str, Any]:
+        """Return the line's JSON object without its digest."""
+        if not self.is_chained:
+            return Start("", self.step, "", self.generation).body()
+        return {"revokes": self.generation, "step": self.step}
+
+    @staticmethod
+    def from_body(body: dict[str, Any]) -> Revocation:
+        """Return the revocation that `body` described."""
+        return Revocation(body["revokes"], body["step"])
+
+
+Entry = Head | Step | Start | Revocation
 _STEP_KEYS = {"step", "of", "generation"}
 _START_KEYS = {"made", "step", "state", "generation"}
-_HEAD_KEYS = {"ledger", "mechanism", "repeatable", "whose", "earlier", "facts"}
+_REVOCATION_KEYS = {"revokes", "step"}
+_HEAD_KEYS = {"ledger", "mechanism", "repeatable", "whose", "earlier", "facts", "nonce"}
 _TYPES: dict[str, type] = {
     **dict.fromkeys(("ledger", "earlier", "step"), int),
-    **dict.fromkeys(("mechanism", "whose", "of", "generation", "made", "state", "sha256"), str),
+    **dict.fromkeys(("mechanism", "whose", "nonce", "of", "generation", "made", "state"), str),
+    "revokes": str,
     "repeatable": bool,
     "facts": dict,
 }
@@ -190,7 +221,12 @@ def parse(line: bytes) -> tuple[Entry, str]:
         raise damaged
     keys = body.keys()
     if keys == _START_KEYS:
-        return Start.from_body(body), digest
+        start = Start.from_body(body)
+        if start.execution_digest or start.state_digest:
+            return start, digest
+        return Revocation(start.generation, start.step, is_chained=False), digest
+    if keys == _REVOCATION_KEYS:
+        return Revocation.from_body(body), digest
     if {"step"} <= keys <= _STEP_KEYS:
         return Step.from_body(body), digest
     if {"ledger", "mechanism", "repeatable"} <= keys <= _HEAD_KEYS:
@@ -203,7 +239,9 @@ def parse(line: bytes) -> tuple[Entry, str]:
 
 def chain(previous: str, entry: Entry) -> str:
     """Return the digest of the chain after `entry`, given the digest before it."""
-    return hashlib.sha256((previous + _encode(entry.body())).encode()).hexdigest()
+    body = entry.body()
+    body.pop("nonce", None)  # see `Head`
+    return hashlib.sha256((previous + _encode(body)).encode()).hexdigest()
 
 
 def make_line(previous: str, entry: Entry) -> bytes:
@@ -256,7 +294,7 @@ def read_ledger(path: Path) -> Iterator[Line]:
                 raise LedgerError(f"{where}: the chain of digests breaks here; the file was edited")
             if isinstance(entry, Head) != (number == 1):
                 raise LedgerError(f"{where}: not a step; the file was edited")
-            if not isinstance(entry, Start):
+            if entry.is_chained:
                 digest = after
             if isinstance(entry, Step):
                 last = entry

@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zdp_bench.errors import UserError
-from zdp_bench.privacy.ledger_lines import BEGINNING, Head, Start, Step, chain, salvage
+from zdp_bench.privacy.ledger_lines import (
+    BEGINNING,
+    Head,
+    Revocation,
+    Start,
+    Step,
+    chain,
+    salvage,
+)
 
 
 class BudgetExceeded(Exception):  # noqa: N818 - an event of a run, not an error
@@ -228,39 +236,47 @@ class Tally:
         return Tally(self.repeatable, self.earlier, self._spans, self.generation, self._digest)
 
 
-def count_releases(paths: Iterable[Path], repeatable: bool) -> int:
+def count_releases(paths: Iterable[Path]) -> int:
     """Return the number of distinct releases in several ledgers.
 
-    A damaged line counts as the most releases that it can hold.
-
-    Args:
-        paths: the ledgers' files.
-        repeatable: whether a step that is taken again has the same noise. If so, the same step of
-            the same generation is one release, even if it is in several files.
+    The same step of the same generation is one release, even if it is in several files, unless one
+    of them is damaged or states that its noise is not repeatable. A damaged line counts as the most
+    releases that it can hold.
     """
-    return SetAsideTally(paths, repeatable).releases
+    return SetAsideTally(paths).releases
 
 
 class SetAsideTally(Tally):
-    """The releases and recorded starts in ledgers that are no longer written to."""
+    """The releases and recorded starts in ledgers that are no longer written to.
 
-    def __init__(
-        self,
-        paths: Iterable[Path],
-        repeatable: bool,
-    ) -> None:
-        super().__init__(repeatable)
-        self.starts: list[Start] = []
-        self.mechanisms: set[str] = set()
+    Attributes:
+        heads: the head of each undamaged ledger.
+        starts: the recorded starts, and the revocations of starts.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        super().__init__(repeatable=True)
+        self.heads: dict[Path, Head] = {}
+        self.starts: list[Start | Revocation] = []
         for path in paths:
             entries, max_lost = salvage(path)
             self.earlier += max_lost
-            # Compare with earlier files only: within one file, each step is another release.
-            in_earlier_files = copy.deepcopy(self._released)
-            for entry in entries:
-                if isinstance(entry, Head):
-                    self.mechanisms.add(entry.mechanism)
-                elif isinstance(entry, Start):
-                    self.starts.append(entry)
-                elif not (repeatable and in_earlier_files.holds(entry)):
-                    self._count_release(entry)
+            head = entries[0] if entries else None
+            if isinstance(head, Head):
+                self.heads[path] = head
+                self.starts += [entry for entry in entries if isinstance(entry, Start | Revocation)]
+            steps = [entry for entry in entries if isinstance(entry, Step)]
+            if isinstance(head, Head) and head.repeatable:
+                self._count_new(steps)
+            else:  # nothing proves that a step is the same release as one in another file
+                self.earlier += len(steps)
+
+    def _count_new(self, steps: Iterable[Step]) -> None:
+        """Count the steps of a file that no earlier file holds.
+
+        Within the file, each step is another release.
+        """
+        in_earlier_files = copy.deepcopy(self._released)
+        for step in steps:
+            if not in_earlier_files.holds(step):
+                self._count_release(step)

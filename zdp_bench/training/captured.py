@@ -44,7 +44,7 @@ def shape_of(
     mechanism: Mechanism,
     is_wide: bool,
 ) -> Shape:
-    """Return the cache key of a captured sum: shapes, dtypes, devices and the mechanism.
+    """Return the cache key of a captured sum: shapes, dtypes, devices, mechanism and `is_wide`.
 
     `id` identifies the mechanism, because the captured sum keeps it alive: no later mechanism can
     get the same `id`.

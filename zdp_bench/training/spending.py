@@ -259,12 +259,12 @@ def _spending_in(home: Path, record: Record | None) -> Spending:
     # an unfinished secure run, the steps in the ledger are added below.
     count_single = not record and not spending.secure
     is_federation = bool(plan.privacy.nodes)
-    in_ledgers = _steps_in_ledgers(home, not spending.secure, is_federation, count_single)
+    in_ledgers = _steps_in_ledgers(home, is_federation, count_single)
     steps = max(spending.spent.steps, in_ledgers)
     ledger = home / "ledger.jsonl"
     if spending.secure and not record and ledger.is_file():
         # Secure noise cannot be drawn again, so steps that are repeated after a kill count twice.
-        steps += count_releases([ledger], repeatable=False)
+        steps += count_releases([ledger])
     return replace(spending, spent=replace(spending.spent, steps=steps))
 
 
@@ -286,7 +286,7 @@ def keep_spending(home: Path) -> Spending:
     spending = read_spending(home)
     steps = spending.spent.steps
     if not record and not run.privacy.nodes:
-        steps = count_releases(drop_copies(find_ledgers(home)), not spending.secure)
+        steps = count_releases(drop_copies(find_ledgers(home)))
     # A record has more fields than `spending.json`, so copy only the fields that both have.
     released_fields = {field.name: getattr(run.privacy, field.name) for field in fields(Released)}
     released = Released(**released_fields | {"steps": steps})
@@ -295,7 +295,7 @@ def keep_spending(home: Path) -> Spending:
     return replace(spending, spent=replace(spending.spent, steps=steps))
 
 
-def _steps_in_ledgers(home: Path, repeatable: bool, is_federation: bool, count_single: bool) -> int:
+def _steps_in_ledgers(home: Path, is_federation: bool, count_single: bool) -> int:
     """Return the steps in the ledgers of a run's folder.
 
     Several ledgers may have more than the record states: in version 0.1, it lacked the steps of a
@@ -304,7 +304,6 @@ def _steps_in_ledgers(home: Path, repeatable: bool, is_federation: bool, count_s
 
     Args:
         home: the run's folder.
-        repeatable: see `count_releases`.
         is_federation: whether each subfolder has the ledgers of a node.
         count_single: whether to count a folder with a single ledger as well. Only its intact lines
             count, because the plan bounds the number of all lines.
@@ -317,7 +316,7 @@ def _steps_in_ledgers(home: Path, repeatable: bool, is_federation: bool, count_s
     for copied_ledgers in ledgers_by_folder.values():
         ledgers = drop_copies(copied_ledgers)
         if len(ledgers) > 1:
-            counts.append(count_releases(ledgers, repeatable))
+            counts.append(count_releases(ledgers))
         elif count_single:
             counts.append(count_intact_steps(ledgers[0]))
     return max(counts)

@@ -155,7 +155,7 @@ def test_an_example_s_epsilon_is_not_sold_for_an_owner_s(folder: Path, loop: Pat
     assert "privacy.epsilon_of" in wrong(loop)
     edit_source(loop, lambda report: report["privacy"].update(examples_per_owner=1))
     edit_source(loop, lambda report: report.update(owners="0" * 64))
-    assert "another mechanism" in wrong(loop)["ledger.jsonl"]
+    assert "other owners" in wrong(loop)["ledger.jsonl"]
 
 
 def test_what_an_older_ledger_does_not_say_is_not_checked(folder: Path, loop: Path) -> None:
