@@ -172,6 +172,9 @@ def test_what_is_no_linear_layer_or_class_is_refused() -> None:
         problem = Problem(lookup("model", model)((5,), 3, **own), Classification().loss, ONCE)
         with pytest.raises(UserError, match="a linear model, such as real_linear"):
             ClassMeans(problem, noise_multiplier=1.0)
+    behind_a_norm = torch.nn.Sequential(torch.nn.LayerNorm(5), torch.nn.Linear(5, 3))
+    with pytest.raises(UserError, match="a linear model, such as real_linear"):
+        ClassMeans(Problem(behind_a_norm, Classification().loss, ONCE), noise_multiplier=1.0)
     algorithm, _, kind = make(CASE)
     with pytest.raises(UserError, match="takes a class for each example"):
         algorithm.contributions((examples(4, kind)[0], torch.randn(4)))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tests.algorithms.test_properties import norm, summed
 from zdp_bench.algorithms import Problem
-from zdp_bench.algorithms.dp_dfa import DPDFA
+from zdp_bench.algorithms.dp_dfa import DPDFA, _seed
 from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import SAFETY
 from zdp_bench.nn.activations import SeparableSigmoid
@@ -246,6 +246,7 @@ def test_feedback_is_gaussian_of_spectral_norm_beta_and_follows_the_seed() -> No
         summed(one, (inputs, targets))
     assert torch.equal(again._feedback["connected.0"], algorithm._feedback["connected.0"])
     assert not torch.equal(other._feedback["connected.0"], algorithm._feedback["connected.0"])
+    assert _seed(4, "connected.0") == 2601867877100963786  # from version to version
 
 
 # ------------------------------------------------------------------------------------------------ ε

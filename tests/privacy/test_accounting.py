@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -18,7 +20,7 @@ from scipy.stats import norm
 
 from zdp_bench import assets
 from zdp_bench.privacy import accounting as acc
-from zdp_bench.privacy.accountants import Claim, claimed_epsilon
+from zdp_bench.privacy.accountants import Claim, answer_for_mechanisms, claimed_epsilon
 from zdp_bench.privacy.accounting import patient_epsilon, pld, rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.loss_distribution import Mixture
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling, Scheme
@@ -218,6 +220,82 @@ def test_dp_accountings_warnings_are_not_shown(caplog: pytest.LogCaptureFixture)
         assert acc.rdp(1.0, 0.1, 1, DELTA) > pld(1.0, 0.1, 1, DELTA)
     assert not caplog.records
     assert logging.getLogger("absl").level == level
+
+
+DRAWN = Mechanism.of_z(1.3, Sampling("poisson", 0.05, 50.0, 1000))
+FIXED = Mechanism.of_z(1.3, Sampling("uniform", 0.05, 50.0, 1000))
+QUIET = Mechanism.of_z(3.0, Sampling("uniform", 0.05, 50.0, 1000))
+
+
+@pytest.mark.parametrize(
+    ("epsilon_of", "arguments", "expected"),
+    [
+        (pld, (0.8, 0.02, 30), 1.9539185430),
+        (pld, (1.1, 0.01, 1000), 1.5154293697),
+        (pld, (0.0199, 0.5, 3), 4158.0133130),
+        (acc.pld_uniform, (1.1, 0.01, 1000), 1.8285666675),
+        (acc.pld_uniform_at_least, (1.1, 0.01, 1000), 1.5141667563),
+        (acc.pld_uniform_at_least, (0.0199, 0.5, 3), 1467.2092976),
+        (acc.pld_replaced, (1.1, 0.01, 1000), 2.4786591832),
+        (acc.rdp, (1.1, 0.01, 1000), 1.7117701662),
+        (acc.rdp_uniform, (1.1, 0.01, 1000), 3.1899987784),
+        (acc.rdp_wor, (1.1, 0.01, 1000), 3.6684678164),
+        (patient_epsilon, (DRAWN, 3, 40), 4.9133229631),
+        (acc.patient_interval, (QUIET, 3, 40), (1.3702511950, 1.7402236523)),
+        (acc.tight_interval, (FIXED, 40), (1.4281825686, 1.5239162779)),
+        (acc.example_epsilon, (DRAWN, 40), 2.0809187505),
+        (acc.gdp_epsilon, (1000.5,), 504767.14824),
+    ],
+)
+def test_an_epsilon_is_the_same_from_version_to_version(
+    epsilon_of: Callable[..., Any], arguments: tuple[Any, ...], expected: Any
+) -> None:
+    """Committed tables state such numbers: if these change, say so in the changelog."""
+    assert epsilon_of(*arguments, DELTA) == pytest.approx(expected, rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("accountant", "expected"),
+    [
+        ("pld", 1.7101154114),
+        ("rdp", 1.8977585343),
+        ("gdp_clt", 2.0077974753),
+        ("rdp_wor", 4.4240009870),
+        ("zeta_dp_2021", 0.4431573129),
+        ("dp_dfa_2020", 4.9877220727),
+        ("deepee_2021", 0.6463109063),
+        ("deepee_2021_rdp", 0.8462899118),
+    ],
+)
+def test_a_claim_is_the_same_from_version_to_version(accountant: str, expected: float) -> None:
+    claim = Claim(1.3, 0.02, 500, DELTA, 50_000, 10, batch_size=128)
+    assert claimed_epsilon(accountant, claim) == pytest.approx(expected, rel=1e-7)
+
+
+def test_a_claims_batch_is_the_stated_or_the_expected_one() -> None:
+    claim = Claim(1.3, 0.02, 500, DELTA, records=120, epochs=10)
+    assert claim.batch == 2
+    assert replace(claim, batch_size=7).batch == 7
+    assert replace(claim, sample_rate=1e-4).batch == 1
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (Sampling("poisson", 0.05, 50.0, 1000), (1.4291699051, 1.6946249703, 1.0659443898)),
+        (Sampling("uniform", 0.05, 50.0, 1000), (1.5239162779, 2.8915427632, 0.5069917116)),
+        (Sampling("poisson", 0.05, 50.0, 1000, 4), (0.8842989978, 1.1873259124, 0.4993705515)),
+    ],
+)
+def test_accountants_answer_for_mechanisms(sampling: Sampling, expected: tuple[float, ...]) -> None:
+    release = Mechanism.of_z(1.3, sampling)
+    answers = answer_for_mechanisms()
+    assert [answer.kind for answer in answers.values()] == ["tight", "bound", "approximation"]
+    found = [answer.epsilon(release, 40, DELTA) for answer in answers.values()]
+    assert found == pytest.approx(expected, rel=1e-7)
+    least = answers["pld"].at_least
+    assert least is not None
+    assert least(release, 40, DELTA) == acc.tight_interval(release, 40, DELTA)[0]
 
 
 # ----------------------------------------------------------------------------------------- patients

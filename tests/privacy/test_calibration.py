@@ -8,6 +8,7 @@ import pytest
 from dp_accounting import get_sigma_gaussian
 
 from zdp_bench import registry
+from zdp_bench.privacy import calibration
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate, calibrate_beside, calibrate_mechanism, solve
@@ -99,3 +100,20 @@ def test_what_another_package_claims_is_computed_anew(monkeypatch: pytest.Monkey
     monkeypatch.setitem(registry._builders, "accountant", registry._builders["accountant"] | theirs)
     first, scale = calibrate(0.5, "theirs", CLAIM), 2.0
     assert calibrate(0.5, "theirs", CLAIM) == pytest.approx(2 * first, rel=1e-3)
+
+
+@pytest.mark.parametrize(("target", "sigma"), [(1 / 3, 3.0), (0.05, 20.0), (7.0, 1 / 7)])
+def test_a_calibrated_sigma_is_the_same_from_version_to_version(
+    target: float, sigma: float
+) -> None:
+    assert sigma <= solve(target, inverse) <= sigma * (1 + 1e-4)
+
+
+def test_rounding_makes_no_noise_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "call_cached", lambda *_: 2.0)
+    sampling = Sampling("poisson", 0.02, 20.0, 1000)
+    unit = Mechanism.of_z(0.7, sampling)
+    alone = calibrate_mechanism(1.5, unit, 300, 1e-5)
+    beside = calibrate_beside(1.5, [], Spent(0.7, sampling, 300), 1, 1e-5)
+    for multiplier in (alone, beside):
+        assert 1 < multiplier / (2.0 / 0.7) < 1 + 1e-11

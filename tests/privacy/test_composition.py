@@ -161,3 +161,16 @@ def test_many_kinds_of_steps_stay_an_upper_bound_near_the_sum_of_their_variances
     """Twelve kinds that hardly differ cost a little less than as many steps of the worst."""
     kinds = [Spent(1.0 + 0.001 * n, poisson(0.02), 25) for n in range(12)]
     assert pld(1.011, 0.02, 300, DELTA) < compose_epsilon(kinds, DELTA) < pld(1.0, 0.02, 300, DELTA)
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ([Spent(1.0, poisson(0.05), 100), Spent(2.0, poisson(0.1), 200, 3)], 13.0196467425),
+        ([Spent(1.5, uniform(50), 100), Spent(3.0, uniform(50), 50, 2)], 2.1722186700),
+    ],
+)
+def test_an_epsilon_of_runs_is_the_same_from_version_to_version(
+    runs: list[Spent], expected: float
+) -> None:
+    assert compose_epsilon(runs, DELTA) == pytest.approx(expected, rel=1e-7)

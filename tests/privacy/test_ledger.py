@@ -72,6 +72,16 @@ def test_a_fork_of_the_process_writes_and_counts_nothing(path: Path, kind: str) 
     ledger.close()
 
 
+def test_a_ledger_is_the_same_from_version_to_version(path: Path) -> None:
+    """If this changes, older ledgers cannot be read: raise `FORMAT`."""
+    assert write(path, 0, 1).position.digest == (
+        "1d2e5eb07b9258ab0bfae67595bf6c77e9f8338b1b0f03283be11ee1d798df00"
+    )
+    assert ledger_lines.FORMAT == 7
+    shortest = ledger_lines.make_line(ledger_lines.BEGINNING, Step(0))
+    assert len(shortest) == ledger_lines.MIN_STEP_LINE
+
+
 # ------------------------------------------------------------------------ ledgers of other versions
 
 

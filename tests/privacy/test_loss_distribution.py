@@ -296,3 +296,60 @@ def test_a_mixture_keeps_the_chance_of_one_however_small() -> None:
     cut = several_examples(np.array([0.0, -10.0, -100.0, -101.0]))
     assert cut.log_weights == (0.0, -10.0)
     assert cut.excess == pytest.approx(math.exp(-100) + math.exp(-101))
+
+
+THREE_DRAWN = several_examples(binom.logpmf(np.arange(4), 3, 0.05))
+TWO_REPLACED = several_examples(hypergeom.logpmf(np.arange(3), 100, 2, 10))
+# Laws, and of each: width, first, cells, infinite mass, mean of tanh(loss), sum of squared masses.
+PINNED = {
+    "few": (
+        lambda: module.poisson_laws(0.8, one_example(0.02), 64, 1e-5),
+        (9.621064509e-5, -210, 50910, 1.554890127e-12, 5.439246695e-4, 3.361017409e-3),
+        (9.621064509e-5, -50699, 50910, 0.0, 6.940137940e-4, 3.455269460e-3),
+    ),
+    "many": (
+        lambda: module.poisson_laws(1.1, one_example(0.01), 65, 1e-5),
+        (2.833386375e-4, -36, 6198, 1.521164044e-12, 6.097904366e-5, 1.609538541e-2),
+        (2.833386375e-4, -6161, 6198, 0.0, 6.406347480e-5, 1.624424182e-2),
+    ),
+    "several": (
+        lambda: module.poisson_laws(1.3, THREE_DRAWN, 40, 1e-6),
+        (3.473584451e-4, -443, 22836, 2.485609848e-13, 6.520821669e-3, 1.206160038e-3),
+        (3.473584451e-4, -22392, 22836, 0.0, 8.713490932e-3, 1.336701393e-3),
+    ),
+    "uniform": (
+        lambda: module.uniform_laws(2.0, one_example(0.1), 300, 1e-5),
+        (1.331255690e-3, -1124, 2249, 3.267166279e-13, 1.818344576e-3, 3.977356050e-2),
+    ),
+    "several replaced": (
+        lambda: module.uniform_laws(1.5, TWO_REPLACED, 20, 1e-5),
+        (3.804723872e-4, -19470, 38941, 4.974977551e-12, 1.371090898e-2, 4.944542350e-2),
+    ),
+    "attack": (
+        lambda: (module.attack_law(2.0, one_example(0.1), 300, 1e-5),),
+        (5.325022758e-5, -1967, 30062, 3.285864743e-13, 1.304943335e-3, 3.451082488e-4),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_laws_are_the_same_from_version_to_version(name: str) -> None:
+    """Each record states an ε of them: if these change, say so in the changelog."""
+    make, *expected = PINNED[name]
+    found = []
+    for law in make():
+        moments = float(law.mass @ np.tanh(law.losses)), float(np.square(law.mass).sum())
+        found.append((law.width, law.first, len(law.mass), law.infinite, *moments))
+    for law_found, law_expected in zip(found, expected, strict=True):
+        assert law_found == pytest.approx(law_expected, rel=3e-9, abs=1e-20)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "width"),
+    [
+        ([(1.0, one_example(0.05), 100), (2.0, THREE_DRAWN, 7)], 5.521243754919e-4),
+        ([(0.3, one_example(0.5), 10**6)], 0.15981623648940),
+    ],
+)
+def test_shared_grids_are_the_same_from_version_to_version(kinds: list, width: float) -> None:
+    assert module.shared_width(kinds, 1e-5) == pytest.approx(width, rel=1e-9)

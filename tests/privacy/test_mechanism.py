@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy.linalg import block_diag
 
+from zdp_bench.privacy import mechanism as module
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.records import from_json, to_json
 
@@ -118,6 +119,7 @@ def test_separate_bounds_may_differ_and_add_up() -> None:
         Block("half", (2,), "complex64", 1.5, 1.0, "real_on_complex"),
         Block("none", (2,), "float32", 1.5, 1.0, "none"),
         Block("line", (2,), "complex64", 1.5, 1.0, "correlated", rho=1.0),
+        Block("mirrored", (2,), "complex64", 1.5, 1.0, "correlated", rho=-1.0),
         Block("silent", (2,), "float32", 1.5, 0.0, "real"),
     ],
     ids=lambda block: block.name,
@@ -153,6 +155,7 @@ HERMITIAN_OF = {"dtype": "complex64", "noise": "hermitian"}
         (HERMITIAN_OF, "names the transformed dimensions"),
         (HERMITIAN_OF | {"fft_dims": (2,)}, "do not name dimensions"),
         (HERMITIAN_OF | {"fft_dims": (1, -1)}, "do not name dimensions"),
+        (HERMITIAN_OF | {"fft_dims": (-3,)}, "do not name dimensions"),
     ],
 )
 def test_blocks_that_mean_nothing_are_refused(changes: dict, says: str) -> None:
@@ -215,3 +218,53 @@ def test_a_description_is_plain_and_names_a_cycle_and_an_infinite_bound(cycle: i
     assert plain["sampling"].get("cycle", 1) == cycle
     assert ("cycle" in plain["sampling"]) == (cycle > 1)
     assert Mechanism.from_dict(plain) == whole
+
+
+def test_dimensions_may_be_counted_from_the_last() -> None:
+    for dims in ((-1,), (-2,), (0, -1)):
+        Block("b", (2, 3), "complex64", 1.0, 1.0, "hermitian", fft_dims=dims)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "adjacency", "shift"),
+    [
+        ("poisson", "add_or_remove_one", 1),
+        ("full", "add_or_remove_one", 1),
+        ("uniform", "replace_one", 2),
+        ("shuffled", "replace_one", 2),
+    ],
+)
+def test_each_scheme_has_its_neighbours(scheme: Any, adjacency: str, shift: int) -> None:
+    sampling = Sampling(scheme, 1.0, 100.0, 100)
+    assert (sampling.adjacency, sampling.shift) == (adjacency, shift)
+    unit = Mechanism.of_z(1.3, sampling)
+    assert unit.blocks == (Block("unit", (1,), "float64", 1.0, shift * 1.3, "real"),)
+    assert unit.z == pytest.approx(1.3, rel=1e-12)
+
+
+@pytest.mark.parametrize(("records", "held"), [(0, 3), (2, 2), (3, 3), (5, 3)])
+def test_a_training_set_holds_no_more_examples_than_it_has(records: int, held: int) -> None:
+    assert Sampling("poisson", 0.1, 10.0, records).cap_examples(3) == held
+
+
+def test_the_steps_of_one_example_are_those_of_a_sampling_without_a_cycle() -> None:
+    in_cycles = Sampling("poisson", 0.1, 10.0, 100, cycle=3)
+    assert in_cycles.of_one == Sampling("poisson", 0.1, 10.0, 100)
+    assert Sampling("uniform", 0.126, 10.0, 100).batch_size == 13
+
+
+def test_correlated_noise_moves_by_the_length_of_its_strategy() -> None:
+    in_cycles = Sampling("poisson", 0.1, 10.0, 100, cycle=3)
+    banded = Mechanism((REAL,), in_cycles, strategy=(1.0, 0.5, -0.25))
+    assert banded.reach == pytest.approx(math.sqrt(1 + 0.25 + 0.0625))
+    assert banded.z == pytest.approx(0.7 / 1.5 / banded.reach)
+    assert Mechanism.from_dict(banded.as_dict()) == banded
+    for strategy in ((0.5, 1.0), (), (1.0, 0.5, 0.5, 0.5)):
+        with pytest.raises(ValueError, match="a strategy must begin with 1"):
+            Mechanism((REAL,), in_cycles, strategy=strategy)
+
+
+def test_the_limits_of_counts_and_noise() -> None:
+    """Configurations, ledgers and bundles of every version are held to them."""
+    assert module.MAX_COUNT == 1_000_000_000
+    assert (module.MIN_NOISE, module.MAX_NOISE) == (0.0001, 1_000_000.0)

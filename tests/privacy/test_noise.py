@@ -180,6 +180,13 @@ def test_numbers_of_a_seed_are_the_same_from_version_to_version() -> None:
     ):
         drawn = white(SeededNoise(7), 4, dtype).tolist()
         assert drawn == pytest.approx(numbers, abs=1e-6)  # processors round differently
+    at_once = White(torch.zeros(2), 1.0, ("a", 0)), White(torch.zeros(2), 1.0, ("b", 0))
+    SeededNoise(7)._add_at_once([*at_once])
+    numbers = [-0.1019681, 1.4015741, -1.0611891, -0.3303441]
+    assert torch.cat([white.out for white in at_once]).tolist() == pytest.approx(numbers, abs=1e-6)
+    state = noise.stream("key", "augment", 3).generate_state(2, np.uint64)
+    assert state.tolist() == [6108440915898473565, 1518258773089673919]
+    assert noise.stream_bytes("key", "augment", 3).hex() == "5d1c972ba68ac554bf62215f4ff01115"
 
 
 def test_a_runs_key_changes_with_everything_that_sets_a_run_apart() -> None:
@@ -271,6 +278,26 @@ def test_no_noise_free_copy_of_the_sum_stays_behind() -> None:
     total = zero()
     kept = total["w"]
     assert add_noise(total, MECHANISM, SeededNoise(3), 0)["w"] is kept
+
+
+def test_correlated_noise_follows_its_recurrence_in_any_order_of_steps() -> None:
+    strategy = (1.0, 0.5, -0.25)
+
+    def white_of(step: int) -> Tensor:
+        out = torch.zeros(3, dtype=torch.float64)
+        SeededNoise(3).add_white(White(out, 2.0, (step, "w")))
+        return out
+
+    expected: list[Tensor] = []
+    for step in range(5):
+        past = zip(strategy[1:], reversed(expected), strict=False)
+        expected.append(white_of(step) - sum(c * earlier for c, earlier in past))
+    correlated = noise.CorrelatedNoise(SeededNoise(3), strategy)
+    assert correlated.repeatable
+    for step in (0, 1, 4, 2, 2, 3):  # earlier ones, and gaps, as after a kill
+        out = torch.ones(3, dtype=torch.float64)
+        correlated.add_white(White(out, 2.0, (step, "w"), 0.5))
+        torch.testing.assert_close(out, (1 + expected[step]) * 0.5)
 
 
 # ----------------------------------------------------------------------------------------- on a GPU
@@ -368,6 +395,8 @@ def test_the_digits_of_a_secure_release_tell_nothing_of_the_sum(seed: int) -> No
     assert set(off_the_grid(release).values()) == {0.0}
     for b in SECURE.blocks:
         assert str(release[b.name].dtype) == f"torch.{b.dtype}"
+    # nor is the grid coarser than it is stated to be
+    assert min(off_the_grid({n: value / 2 for n, value in release.items()}).values()) > 0.1
 
 
 def test_what_several_ranks_reduce_is_rounded_as_a_whole() -> None:
@@ -423,3 +452,19 @@ def test_extreme_random_words_stay_inside_the_open_interval(
 def test_secure_uniform_numbers_are_uniform() -> None:
     uniform = noise.SecureRandom().random(SAMPLES)
     assert stats.kstest(uniform, "uniform").pvalue > P
+
+
+def test_a_secure_choice_is_of_distinct_examples_without_replacement() -> None:
+    draw_choice = noise.SecureRandom().choice
+    assert sorted(draw_choice(5, size=5, replace=False).tolist()) == list(range(5))
+    assert len(draw_choice(5, size=2, replace=False)) == 2
+    for size, replaces in ((6, False), (2, True)):
+        with pytest.raises(ValueError, match="without replacement"):
+            draw_choice(5, size=size, replace=replaces)
+
+
+def test_a_secure_release_without_noise_is_not_rounded() -> None:
+    quiet = alone(Block("w", (3,), "float32", math.inf, 0.0, "none"))
+    given = torch.tensor([0.1, 0.2, 0.3])
+    wide = add_noise(noise.widen({"w": given.clone()}), quiet, SecureNoise(), 0)
+    assert torch.equal(noise.round_to_grid(wide, quiet, SecureNoise())["w"], given)

@@ -61,3 +61,12 @@ def test_numbers_are_uniform_and_independent_over_examples_places_and_steps() ->
         assert np.abs(np.corrcoef(drawn.T) - np.eye(8)).max() < 6.5 / np.sqrt(len(drawn))
     for a, b in ((first, second), (first[1:], first[:-1])):
         assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 6.5 / np.sqrt(a.size)
+
+
+def test_numbers_of_a_key_are_the_same_from_version_to_version() -> None:
+    """A run repeats from commit to commit: if these change, say so in the changelog."""
+    found = sampling.uniforms_of(np.array([3]), 3, b"k" * 16)
+    np.testing.assert_allclose(found, [[0.490930087593, 0.421032022187, 0.297369369932]], rtol=1e-9)
+    identities = [b"a", b"b", b"c"]
+    assert sampling.place_each(identities, 1000, b"key").tolist() == [786, 803, 631]
+    assert sampling.subsets(identities, 1000).tolist() == [454, 11, 85]
