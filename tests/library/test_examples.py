@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from zdp_bench.errors import UserError
 from zdp_bench.gradients.parts import leaves_of
 from zdp_bench.library.examples import Items
 
@@ -33,3 +34,18 @@ def test_items_that_share_memory_stay_apart(buffer: Any, item_of: Any) -> None:
     inputs, targets = Items(OneBuffer(buffer, item_of)).batch([3, 1, 4])
     assert targets.tolist() == [3, 1, 4]
     assert leaves_of(inputs)[0][:, 0].tolist() == [3, 1, 4]
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [({"a": 1.0}, 0), ({"b": 1.0}, 0)],
+        [({"a": 1.0}, 0), ({"a": 1.0, "b": 1.0}, 0)],
+        [((1.0, 2.0), 0), ((1.0,), 0)],
+    ],
+)
+def test_items_with_other_keys_are_refused(items: list[Any]) -> None:
+    """The keys of the first item that is drawn would decide what the batch holds."""
+    for order in ([0, 1], [1, 0]):
+        with pytest.raises(UserError, match="some have other keys"):
+            Items(items).batch(order)

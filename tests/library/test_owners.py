@@ -170,7 +170,10 @@ def test_owners_of_other_names_are_others() -> None:
 def test_tensors_of_one_number_are_one_owner() -> None:
     """Tensors compare by identity, so that nobody would own two examples."""
     column = torch.tensor([4, 4, 7])
-    for unit in (column, [*column], lambda index: column[index]):
+    sites, patients = np.array([0, 0, 1]), np.array([5, 5, 5])
+    pairs = list(zip(sites, patients, strict=True))
+    rows = np.stack([sites, patients], axis=1)
+    for unit in (column, [*column], lambda index: column[index], pairs, rows, torch.tensor(rows)):
         owners = find_owners(unit, 3, None)
         assert owners is not None
         assert owners.count == 2

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import math
+import random
 import re
 import signal
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -24,6 +26,7 @@ from tests.accounting import by_dp_accounting
 from tests.library.conftest import Make
 from tests.library.small import CLASSES, data, defaults, epsilon_of, network, reading, train
 from zdp_bench.errors import UserError
+from zdp_bench.gradients.losses import set_seed
 from zdp_bench.library.keys import Keys
 from zdp_bench.privacy import ledger, tally
 from zdp_bench.privacy.accounting import pld
@@ -483,6 +486,7 @@ def test_what_is_no_module_of_torch_is_refused(make: Make) -> None:
         *(({"max_examples": most}, "whole number from 1 to") for most in (0, -1, 1.5, "2", True)),
         *(({"epochs": value}, "number from 1 to") for value in (math.inf, math.nan, 0)),
         ({"expected_batch": 0}, "must be above 0"),
+        *(({"sample_rate": rate}, "^sample_rate=") for rate in (1.5, 0.0, math.nan, 1e-12)),
         ({"ledger": "x" * 300 + ".jsonl"}, r"cannot be written \(File name too long\)"),
         ({"ledger": "/dev/null/x.jsonl"}, r"cannot be written \(.*; choose another one"),
     ],
@@ -509,11 +513,52 @@ def test_with_a_seed_other_sums_have_other_noise_under_the_same_key() -> None:
     assert isinstance(Keys("first", seed=1, secure=False).noise("key"), HedgedNoise)
 
 
-def test_the_generator_does_not_tell_how_many_examples_were_drawn(make: Make) -> None:
-    private = make(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)))
-    before = torch.get_rng_state()
+@pytest.mark.parametrize("given", [{}, {"seed": 1}], ids=["without a seed", "with a seed"])
+def test_no_generator_tells_how_many_examples_were_drawn(make: Make, given: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    set_seed(0)
+    expected = draw_from_all()
+    set_seed(0)
+    private = make(model, **given)
     private.step(next(private.batches()))
-    assert torch.equal(torch.get_rng_state(), before)
+    assert draw_from_all() == expected
+
+
+def draw_from_all() -> tuple[float, float, float]:
+    """Draw a number from each global generator."""
+    return random.random(), float(np.random.rand()), float(torch.rand(1))
+
+
+def test_a_closed_training_takes_no_step(make: Make) -> None:
+    private = make()
+    batch = next(private.batches())
+    private.close()
+    with pytest.raises(UserError, match="this training was closed"):
+        private.step(batch)
+
+
+def test_a_signal_during_a_step_that_fails_is_received(make: Make) -> None:
+    class Unreadable(list[Any]):
+        fails = False
+
+        def __getitem__(self, index: Any) -> Any:
+            if self.fails:
+                signal.raise_signal(signal.SIGTERM)
+                raise OSError("unreadable")
+            return super().__getitem__(index)
+
+    examples = Unreadable(data())
+    private = make(dataset=examples, sample_rate=1.0)
+    batch = next(private.batches())
+    examples.fails = True
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        with pytest.raises(OSError, match="unreadable"):
+            private.step(batch)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]
 
 
 RATE, EXPECTED = 0.4, 2.0

@@ -69,7 +69,7 @@ def require_epochs(epochs: int) -> None:
 def require_sampling(
     batch_size: int | None, sample_rate: float | None, expected_batch: float | None
 ) -> None:
-    """Reject a sampling rate that is given in two ways, not at all, or without its divisor."""
+    """Reject a sampling rate that is out of range, given twice or not, or without its divisor."""
     if (batch_size is None) == (sample_rate is None):
         raise UserError("give batch_size or sample_rate, and not both.")
     if (sample_rate is None) != (expected_batch is None):
@@ -77,6 +77,9 @@ def require_sampling(
             "sample_rate and expected_batch go together: each step divides the noisy sum by "
             "expected_batch."
         )
+    if sample_rate is not None:
+        rule = f"must be at least {1 / MAX_COUNT:g} and at most 1"
+        require(1 / MAX_COUNT <= sample_rate <= 1, "sample_rate", sample_rate, rule)
     if expected_batch is not None:
         rule = f"must be above 0 and at most {MAX_COUNT:,}"
         require(0 < expected_batch <= MAX_COUNT, "expected_batch", expected_batch, rule)

@@ -18,6 +18,7 @@ from zdp_bench.config.constraints import require_takes_shares
 from zdp_bench.config.plugins import check_plugin
 from zdp_bench.errors import UserError, for_python, require, setting
 from zdp_bench.gradients import Loss, per_example
+from zdp_bench.gradients.losses import preserve_random_state
 from zdp_bench.gradients.parts import pack
 from zdp_bench.library.arguments import (
     check_optimizer,
@@ -309,10 +310,13 @@ def _require_same_on_ranks(
 ) -> None:
     """Reject ranks whose arguments, data, code or model differ, because they train one model."""
     # With the same seed, a dataset with random augmentation has the same digest on all ranks.
-    seed_layers(ranks.broadcast(os.urandom(16).hex()), 0, 0)
+    seed = ranks.broadcast(os.urandom(16).hex())
+    with preserve_random_state():
+        seed_layers(seed, 0, 0)
+        examples_digest = examples.digest()
     facts = {
         "set of arguments": arguments,
-        "data set": examples.digest(),
+        "data set": examples_digest,
         "list of owners": units.digest,
         "code": code_digest(()),
         "model": re.sub(" at 0x[0-9a-f]+", "", repr(model)),  # without addresses in memory

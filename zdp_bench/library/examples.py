@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,6 +34,15 @@ def _copy_item(item: Any) -> Any:
     if type(item) in (tuple, list):
         return type(item)(_copy_item(value) for value in item)
     return item if isinstance(item, IMMUTABLE) else copy.deepcopy(item)
+
+
+def _keys_of(part: Any) -> Any:
+    """Return the keys of all dictionaries in a part of an item, nested as they are."""
+    if isinstance(part, Mapping):
+        return {key: _keys_of(value) for key, value in part.items()}
+    if isinstance(part, tuple | list):
+        return [_keys_of(value) for value in part]
+    return None
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,12 @@ class Items:
                 f"dataset: an item is of type {type(items[0]).__name__}, but a pair (input, "
                 "target) is needed. Several inputs go into a tuple or dictionary, such as "
                 "((a, b), target)."
+            )
+        keys = _keys_of(items[0])
+        if any(_keys_of(item) != keys for item in items):  # `default_collate` would drop some
+            raise UserError(
+                "dataset: its items do not form a batch: some have other keys, or more or fewer "
+                "parts, than the first. Give every item the same."
             )
         try:
             inputs, targets = map(pack, default_collate(items))

@@ -121,13 +121,15 @@ def make_keys(
     with takes_parts(model), preserve_random_state():
         set_seed(seed)
         contributions_digest = state_digest(algorithm.contributions(checked_batch))
-    seed_layers(seed, 0, 0)  # so that randomly augmented examples have the same digest every time
+    with preserve_random_state():
+        seed_layers(seed, 0, 0)  # so that randomly augmented examples always have the same digest
+        examples_digest = examples.digest()
     key_inputs = (
         seed,
         plan,
         type(optimizer).__name__,
         state_digest(optimizer.state_dict()),
-        examples.digest(),
+        examples_digest,
         contributions_digest,
         execution,
     )

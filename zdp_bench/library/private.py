@@ -6,7 +6,7 @@ import logging
 import math
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -137,6 +137,7 @@ class Private:
         finalize(self, _release, self.journal.resources)  # users of notebooks rarely call close()
         self._pending: Batch | None = None  # the batch that `batches` yielded and `step` must take
         self._num_steps_here = 0  # taken in this process
+        self._is_closed = False
         self._num_untaken = 0 if self.terms.count_earlier else self.ledger.releases
         self._checked_parameters = _trained_parameters(dict(self.model.named_parameters()))
         self._earlier: Trainings = frozenset()
@@ -237,23 +238,25 @@ class Private:
 
         The step is written to the ledger before its noise is drawn. Every module is set to the mode
         that it had when `make_private` checked it, so you may leave the model in `eval()` after an
-        evaluation. SIGTERM and Ctrl-C take effect after the step; a second Ctrl-C takes effect at
-        once.
+        evaluation. SIGTERM and Ctrl-C take effect after the step, even if it fails; a second Ctrl-C
+        takes effect at once.
 
         Args:
             batch: The batch that `batches` yielded last.
 
         Raises:
             UserError: `batch` is another one, the model is not the one that was checked, the model
-                has diverged, or the training belongs to another process.
+                has diverged, or the training was closed or belongs to another process.
         """
         self.ledger.require_own_process()
+        if self._is_closed:
+            raise UserError(
+                f"{self.journal.path}: this training was closed. To continue it, call make_private "
+                "with the same ledger, and then resume."
+            )
         explaining = explain_write_errors(self.journal.path, "call it again")
-        with _STEP_LOCK, for_python(), explaining, stop_signals() as received_signal:
+        with _STEP_LOCK, _signals_afterwards(), for_python(), explaining:
             self._step(batch)
-        number = received_signal()
-        if number:
-            signal.raise_signal(number)
 
     def _step(self, batch: Batch) -> None:
         if batch is None or batch is not self._pending:
@@ -276,9 +279,9 @@ class Private:
         training = replace(self._training, noise=keys.noise(key))
         device = next(iter(parameters.values())).device
         regularised = adds_gradient(model, self.optimizer, self.terms.regulariser, ranks)
-        # Dropout draws numbers for every example, so the generator's state after the step would
-        # reveal how many examples there were.
-        own_generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
+        # Dropout and random augmentation draw numbers for every example, so the generators' states
+        # after the step would reveal how many examples there were.
+        own_generators = preserve_random_state([device] if device.type == "cuda" else [])
         precision = arithmetic(self.terms.precision, False, model, self.algorithm, device)
         with regularised, own_generators, takes_parts(model), precision:
             micro_batches, divisor = self._draw(batch, key, device)
@@ -640,6 +643,7 @@ class Private:
 
     def close(self) -> None:
         """Close the ledger and release its lock, as the end of the process does."""
+        self._is_closed = True
         with explain_write_errors(self.journal.path, "the training can be resumed"):
             self.journal.resources.close()
 
@@ -654,6 +658,21 @@ class Private:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def _signals_afterwards() -> Iterator[None]:
+    """Let SIGTERM and the first Ctrl-C take effect after the context, even if it fails."""
+    number = 0
+    try:
+        with stop_signals() as received_signal:
+            try:
+                yield
+            finally:
+                number = received_signal()
+    finally:  # the earlier handlers are back
+        if number:
+            signal.raise_signal(number)
 
 
 def _release(resources: ExitStack) -> None:

@@ -119,14 +119,17 @@ def _digest(owners: Patients) -> str:
 def _comparable_parts(owner: Any, index: int) -> tuple[Any, ...]:
     """Return an owner as a tuple of strings or numbers, which compare by value.
 
-    Tensors compare by identity, so the same owner would count as another one in each example.
+    Tensors compare by identity, so the same owner would count as another one in each example. A
+    row of an array is a tuple of its numbers.
 
     Raises:
         UserError: The owner of example `index` is missing or does not compare by value.
     """
-    if hasattr(owner, "item"):  # a tensor or a NumPy number
-        owner = owner.item()
+    if hasattr(owner, "tolist"):  # a tensor, an array or a NumPy number
+        numbers = owner.tolist()
+        owner = tuple(numbers) if isinstance(numbers, list) else numbers
     parts = owner if isinstance(owner, tuple) else (owner,)
+    parts = tuple(part.item() if hasattr(part, "item") else part for part in parts)
     for part in parts:
         # NaN does not equal itself.
         if not isinstance(part, str | bytes | int | float) or part != part:
