@@ -14,13 +14,23 @@ from torch import Tensor, nn
 
 import zdp_bench
 from tests.gradients.harness import in_precision
-from tests.library.architectures import ARCHITECTURES, CLASSES, EXAMPLES, loss
+from tests.library.architectures import (
+    ARCHITECTURES,
+    CLASSES,
+    EXAMPLES,
+    Build,
+    loss,
+    of_timm,
+)
 from zdp_bench.gradients.program import state_of
 
 TABLE = Path(__file__).resolve().parents[2] / "results/tables/architectures.md"
 BOUND = 0.5
 TARGETS = torch.arange(EXAMPLES) % CLASSES
-QUICK = ["timm ViT", "nn.TransformerEncoder, padding mask", "nn.LSTM, packed"]
+# What is tried by day, a ViT of two narrow blocks for timm's.
+SMALL_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+QUICK = {"timm ViT": of_timm("vit_tiny_patch16_224", **SMALL_VIT)}
+QUICK |= {n: ARCHITECTURES[n] for n in ("nn.TransformerEncoder, padding mask", "nn.LSTM, packed")}
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -60,10 +70,10 @@ def wide(model: nn.Module) -> nn.Module:
     return in_precision(model, torch.float64)
 
 
-def compare(name: str) -> tuple[nn.Module, Any]:
+def compare(build: Build) -> tuple[nn.Module, Any]:
     """The model and its inputs, after its sum has been compared with each example's alone."""
     torch.manual_seed(0)
-    model, inputs = ARCHITECTURES[name]()
+    model, inputs = build()
     model = quiet(model)
     exact, given = wide(copy.deepcopy(model)), inputs
     if not inputs.dtype.is_complex and inputs.is_floating_point():
@@ -79,10 +89,17 @@ def compare(name: str) -> tuple[nn.Module, Any]:
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ARCHITECTURES]
+    ("name", "build"),
+    [
+        *(pytest.param(name, build, id=name) for name, build in QUICK.items()),
+        *(
+            pytest.param(name, build, id=f"{name}, whole", marks=pytest.mark.slow)
+            for name, build in ARCHITECTURES.items()
+        ),
+    ],
 )
-def test_the_sum_is_that_of_each_example_alone(name: str, tmp_path: Path) -> None:
-    model, inputs = compare(name)
+def test_the_sum_is_that_of_each_example_alone(name: str, build: Build, tmp_path: Path) -> None:
+    model, inputs = compare(build)
     dataset = [(inputs[i], TARGETS[i]) for i in range(EXAMPLES)] * 5
     complex_ = any(p.is_complex() for p in model.parameters())
     began = time.perf_counter()
