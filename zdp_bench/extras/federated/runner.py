@@ -1,4 +1,4 @@
-"""What the core asks of a federation: to check its settings, to plan its steps, to carry it out.
+"""What the core asks of a federation: to check, plan and carry it out, and to combine its nodes' ε.
 
 The core finds this module in the registry, as the runner of recipes with `federated.nodes`. Flower
 is imported only when a federation is carried out.
@@ -6,8 +6,10 @@ is imported only when a federation is carried out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -18,6 +20,23 @@ from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.run import Watcher
 from zdp_bench.training.run_folder import Outcome
+
+# The keys of a node's entry in the record, in addition to every `epsilon_*` key.
+NODE_KEYS = (
+    "node",
+    "answers",
+    "examples_per_patient",
+    "noise_multiplier",
+    "z",
+    "steps",
+    "unconfirmed",
+    "sampling",
+    "ledger",
+)
+# The keys that are the largest of any node, in addition to every `epsilon_*` key.
+LARGEST_KEYS = ("examples_per_patient", "steps")
+# The keys that describe a node alone.
+KEYS_OF_NODE_ALONE = ("node", "answers", "unconfirmed")
 
 
 def carry_out(
@@ -102,3 +121,38 @@ def steps_of(
     """Return the plan of a node with `size` examples: its own sampling, and all rounds' steps."""
     steps = rounds * config.federated.local_steps
     return replace(Plan.of(config, size), steps=steps)
+
+
+def combine_nodes(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the record's section on privacy, with an entry for every node under `nodes`.
+
+    Each ε and the numbers of steps and of examples of one patient are the largest of any node.
+    Everything else is that of the node with the largest tight ε. They hold for a patient whose
+    examples are all at one node.
+
+    Args:
+        reports: each node's section on privacy as `privacy_report` returns it, with the keys of
+            `NODE_KEYS`.
+    """
+    worst = max(reports, key=lambda report: report["epsilon_tight"])
+    privacy = {key: value for key, value in worst.items() if key not in KEYS_OF_NODE_ALONE}
+    for key in privacy:
+        if key in LARGEST_KEYS or key.startswith("epsilon_"):
+            privacy[key] = max(report[key] for report in reports)
+    digests = "".join(report["ledger"]["digest"] for report in reports)
+    privacy["ledger"] = {
+        "entries": sum(report["ledger"]["entries"] for report in reports),
+        "digest": hashlib.sha256(digests.encode()).hexdigest(),
+    }
+    privacy["composition"] = "parallel: the worst node's"
+    privacy["nodes"] = [_entry_of(report) for report in reports]
+    return privacy
+
+
+def _entry_of(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a node's entry in the record."""
+    entry = {}
+    for key, value in report.items():
+        if key in NODE_KEYS or key.startswith("epsilon_"):
+            entry[key] = value
+    return entry

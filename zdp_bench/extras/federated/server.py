@@ -14,7 +14,6 @@ was not connected or never answered. A node's report can raise its count, but ne
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -36,7 +35,7 @@ from zdp_bench.extras.federated import messages
 from zdp_bench.extras.federated.messages import Malformed
 from zdp_bench.extras.federated.node import split_by_patient
 from zdp_bench.extras.federated.roster import LEDGER_VALUES, Roster, reason_of
-from zdp_bench.extras.federated.runner import rounds_of, steps_of
+from zdp_bench.extras.federated.runner import combine_nodes, rounds_of, steps_of
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.tally import BudgetExceeded, Tally
@@ -455,20 +454,15 @@ def weighted_mean(
     return mean
 
 
-# The keys of a node's entry in the record, in addition to every `epsilon_*` key.
-NODE_KEYS = ("noise_multiplier", "z", "steps", "unconfirmed", "sampling", "ledger")
-
-
 def account_nodes(
     roster: Roster,
     setups: Mapping[int, Setup],
     repeatable: bool,
     unit: str,
 ) -> dict[str, Any]:
-    """Return the record's section on privacy, with an entry for every node under `nodes`.
+    """Return the record's section on privacy, for the steps that the server counts.
 
-    Each ε and the number of steps are the largest of any node, and everything else is that of the
-    node with the largest tight ε. They hold for a patient whose examples are all at one node.
+    `combine_nodes` states what holds for whom.
 
     Args:
         roster: the nodes, and the steps that each can have taken.
@@ -476,37 +470,6 @@ def account_nodes(
         repeatable: whether the noise is seeded, so that a step can be repeated.
         unit: the kind of owner, such as "patient".
     """
-    # `unconfirmed` is the number of releases that the server counts and a node has not reported.
-    reports = _report_nodes(roster, setups, repeatable, unit)
-    worst = max(reports.values(), key=lambda report: report["epsilon_tight"])
-    privacy = {key: value for key, value in worst.items() if key != "unconfirmed"}
-    for key in worst:
-        if key == "steps" or key.startswith("epsilon_"):
-            privacy[key] = max(report[key] for report in reports.values())
-    ledgers = [report["ledger"] for report in reports.values()]
-    digests = "".join(ledger["digest"] for ledger in ledgers)
-    privacy["ledger"] = {
-        "entries": sum(ledger["entries"] for ledger in ledgers),
-        "digest": hashlib.sha256(digests.encode()).hexdigest(),
-    }
-    privacy["composition"] = "parallel: the worst node's"
-    privacy["nodes"] = []
-    for number, report in reports.items():
-        entry = {"node": number, "answers": roster.standings[number].answers}
-        for key, value in report.items():
-            if key in NODE_KEYS or key.startswith("epsilon_"):
-                entry[key] = value
-        privacy["nodes"].append(entry)
-    return privacy
-
-
-def _report_nodes(
-    roster: Roster,
-    setups: Mapping[int, Setup],
-    repeatable: bool,
-    unit: str,
-) -> dict[int, dict[str, Any]]:
-    """Return each node's section on privacy, for the steps that the server counts."""
 
     @cache
     def report(
@@ -520,7 +483,7 @@ def _report_nodes(
     first_with: dict[Mechanism, int] = {}
     for number in sorted(setups):
         first_with.setdefault(setups[number].mechanism, number)
-    reports = {}
+    reports = []
     for number, standing in sorted(roster.standings.items()):
         setup, spent = setups[number], roster.spent(number)
         examples = standing.examples_per_patient
@@ -528,9 +491,13 @@ def _report_nodes(
         if not counts_patients:
             # `records` then counts examples, and one patient cannot have more than all of them.
             examples = min(examples, standing.records)
-        reports[number] = {
+        node_report = {
             **report(first_with[setup.mechanism], spent, examples),
+            "node": number,
+            "answers": standing.answers,
             "ledger": {"entries": standing.entries, "digest": standing.digest},
+            # Releases that the server counts and the node has not reported.
             "unconfirmed": spent - standing.entries,
         }
-    return reports
+        reports.append(node_report)
+    return combine_nodes(reports)

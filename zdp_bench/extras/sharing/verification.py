@@ -61,6 +61,7 @@ ONLY_AT_NODES = {
     "epsilon_patient",
     "epsilon_patient_at_least",
     "answers",
+    "examples_per_patient",
     "unconfirmed",
 }
 UNPROVABLE = (
