@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from zdp_bench.config import compose, configured, parse
 from zdp_bench.config.digests import experiment_digest, run_digest
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing.export import export
-from zdp_bench.extras.sharing.folder import write_sums
+from zdp_bench.extras.sharing.folder import read, write_sums
 from zdp_bench.extras.sharing.loading import config_of, load
 from zdp_bench.extras.sharing.verification import verify
 from zdp_bench.library import starts
@@ -92,8 +94,8 @@ def other(value: Any) -> Any:
     if isinstance(value, str):
         others = {"seeded": "cryptographic", "example": "owner", "poisson": "uniform"}
         return others.get(value, "example")
-    if isinstance(value, float) and 0 < value < 0.5:  # a δ stays one
-        return value * 2
+    if isinstance(value, float) and 0 < value <= 1:  # a δ and a rate stay ones
+        return value * 2 if value < 0.5 else value / 2
     return not value if isinstance(value, bool) else value * 2 + 1
 
 
@@ -286,14 +288,147 @@ def test_the_releases_of_a_secure_run_that_was_set_aside_count(tmp_path: Path) -
     assert "ledger.jsonl" in wrong(tmp_path / "model")  # ... by the ledger, which is named
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_every_epsilon_of_a_federation_s_nodes_is_computed_again(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def exported_federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The export of a federation with two nodes, which no test may change."""
     pytest.importorskip("flwr")
     from zdp_bench.extras.federated.simulation import run_simulated
 
-    words = [*GENERATED, f"paths.results={tmp_path}", "federated.nodes=2"]
+    results = tmp_path_factory.mktemp("federation")
+    words = [*GENERATED, f"paths.results={results}", "federated.nodes=2"]
     execute(parse(compose(words)), Silent(), runner=run_simulated)
-    export(tmp_path, "quickstart", tmp_path / "model")
-    assert wrong(tmp_path / "model") == {}
-    edit_source(tmp_path / "model", lambda r: r["privacy"]["nodes"][1].update(epsilon_tight=0.1))
-    assert "node 1.epsilon_tight" in wrong(tmp_path / "model")
+    export(results, "quickstart", results / "model")
+    return results / "model"
+
+
+@pytest.fixture
+def federation(exported_federation: Path, tmp_path: Path) -> Path:
+    """A copy of the federation's export for a test to spoil."""
+    return Path(shutil.copytree(exported_federation, tmp_path / "federation"))
+
+
+# What only a node's ledger or data determines, which the folder lacks.
+OPEN_KEYS = {"privacy.unit"} | {
+    f"node 1.{key}" for key in ("ledger", "steps", "answers", "examples_per_patient")
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_value_of_a_federation_is_right_because_it_says_so(federation: Path) -> None:
+    """Of the whole, only the ε had been compared: a forger could claim any noise, δ or z."""
+    path = source_of(federation)
+    before = path.read_text()
+    assert wrong(federation) == {}
+    privacy = from_json(before)["privacy"]
+    places = [("privacy", key) for key in privacy if key != "nodes"]
+    places += [("node 1", key) for key in privacy["nodes"][1] if key != "node"]
+    for where, key in places:
+
+        def change(record: dict, where: str = where, key: str = key) -> None:
+            stated = record["privacy"]
+            section = stated if where == "privacy" else stated["nodes"][1]
+            section[key] = other(section[key])
+
+        states = {check.what: check.state for check in forge(federation, change)}
+        expected = "not checked" if f"{where}.{key}" in OPEN_KEYS else "failed"
+        assert states[f"{where}.{key}"] == expected, (where, key)
+        path.write_text(before)
+
+
+def lower_steps(record: dict) -> None:
+    for section in (record["privacy"], *record["privacy"]["nodes"]):
+        section["steps"] = 1
+
+
+def lower_rounds(record: dict) -> None:
+    lower_steps(record)
+    record["federation"] = {"rounds": 1, "asked": 1}
+    record["stopped_by"] = "budget"  # though it has none
+
+
+def lower_counts(record: dict) -> None:
+    """State fewer steps than the node's ledger has entries."""
+    lower_steps(record)
+    record.pop("federation")
+
+
+def hide_nodes(record: dict) -> None:
+    record["privacy"].update(nodes=[], ledger={"entries": 0, "digest": ""})
+
+
+def enlarge_node(record: dict) -> None:
+    record["privacy"]["nodes"][0]["sampling"]["records"] += 1000
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda record: record["privacy"]["nodes"].pop(0), "numbers of the nodes"),
+        (hide_nodes, "numbers of the nodes"),
+        (lower_steps, "fewest steps of node 1"),
+        (lower_rounds, "federation.rounds"),
+        (lower_counts, "fewest steps of node 0"),
+        (enlarge_node, "records of the nodes"),
+    ],
+)
+def test_a_federation_states_all_its_nodes_rounds_and_records(
+    federation: Path, change: Callable[[dict], object], what: str
+) -> None:
+    edit_source(federation, change)
+    assert what in wrong(federation)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_examples_that_a_node_of_version_0_1_does_not_state_are_not_checked(
+    federation: Path,
+) -> None:
+    def age(record: dict) -> None:
+        for node in record["privacy"]["nodes"]:
+            del node["examples_per_patient"]
+
+    states = {check.what: check.state for check in forge(federation, age)}
+    assert "failed" not in states.values()
+    for what in ("privacy.examples_per_patient", "node 0.epsilon_patient"):
+        assert states[what] == "not checked"
+    assert states["privacy.epsilon_patient"] == "passed"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("records", "examples", "fits"), [(9000, 3000, True), (9, 10, False)])
+def test_a_site_may_have_more_examples_of_a_patient_than_its_server_has_in_all(
+    federation: Path, records: int, examples: int, fits: bool
+) -> None:
+    """With `federated.patients=own`, no export could be made of such a record."""
+
+    def enlarge(record: dict) -> None:
+        record["data"]["train"] = 1
+        privacy = record["privacy"]
+        privacy["examples_per_patient"] = examples
+        for node in privacy["nodes"]:
+            node["sampling"]["records"] = records
+            node["examples_per_patient"] = examples
+
+    edit_source(federation, enlarge)
+    if fits:
+        assert read(federation)["privacy"]["examples_per_patient"] == examples
+    else:
+        with pytest.raises(UserError, match="examples_per_patient"):
+            read(federation)
+
+
+def test_a_run_that_calls_itself_a_federation_keeps_its_ledger(folder: Path) -> None:
+    def disguise(record: dict) -> None:
+        privacy = record["privacy"]
+        privacy["steps"] = 1
+        privacy["nodes"] = [{**privacy, "node": 0}]
+
+    edit_source(folder, disguise)
+    assert {"privacy.nodes", "privacy.steps"} <= wrong(folder).keys()
+
+
+def test_values_that_no_check_compares_are_named(either: Path) -> None:
+    edit_source(either, lambda source: source.update(anything=1))
+    names = " ".join(check.what for check in verify(either) if check.state == "not checked")
+    keys = {"inputs", "name"} if either.name == "loop" else {"epochs", "headline"}
+    assert keys | {"anything"} <= set(re.findall(r"\w+", names))

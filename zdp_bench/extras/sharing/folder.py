@@ -65,7 +65,9 @@ _NODE: Shape = {
     **_PATIENT,
     "epsilon_claimed": NUMBER,
     **dict.fromkeys(("node", "steps"), int),
+    "examples_per_patient": int | None,  # None in version 0.1
     "sampling": _SAMPLING,
+    "ledger": {"entries": int, "digest": str},
 }
 _RUN: Shape = {
     "config": {key: {"name": str} for key in ("task", "model", "algorithm")},
@@ -84,6 +86,7 @@ _RUN: Shape = {
         {"name": str, "digest": str, "input_shape": [int], "input_dtype": str},
     ),
     "start": (NoneType, {"recipe": str, "weights": str, "data": {"name": str}}),
+    "federation": (NoneType, {"rounds": int, "asked": int}),
 }
 _START: Shape = {
     "weights": str,
@@ -183,14 +186,31 @@ def _implausible_keys(record: Document) -> Iterator[str]:
     for part in ("train", "validation", "test"):
         if not 0 <= data[part] <= MAX_COUNT:
             yield f"data.{part}"
-    if not 1 <= record["privacy"]["examples_per_patient"] <= max(1, data["train"]):
-        yield "privacy.examples_per_patient"
+    yield from _implausible_counts(record)
     example = data["example"]
     for side in ("input", "target"):
         if dtype_of(example[f"{side}_dtype"]) is None:
             yield f"data.example.{side}_dtype"
         if not _is_shape(example[f"{side}_shape"]):
             yield f"data.example.{side}_shape"
+
+
+def _implausible_counts(record: Document) -> Iterator[str]:
+    """Yield the keys of numbers of one patient's examples that exceed all examples there are."""
+    privacy = record["privacy"]
+    nodes = privacy.get("nodes") or []
+    max_examples = max(1, record["data"]["train"])
+    for node in nodes:
+        # `records` counts patients, not examples, if a step draws whole patients.
+        is_by_example = privacy["epsilon_of"] == "example"
+        max_at_node = node["sampling"]["records"] if is_by_example else MAX_COUNT
+        examples = node.get("examples_per_patient")
+        if examples is not None and not 1 <= examples <= max_at_node:
+            yield f"privacy.nodes[{node['node']}].examples_per_patient"
+        # A site with its own data may have more examples than the server.
+        max_examples = max(max_examples, max_at_node)
+    if not 1 <= privacy["examples_per_patient"] <= max_examples:
+        yield "privacy.examples_per_patient"
 
 
 def _is_shape(sides: Sequence[int]) -> bool:

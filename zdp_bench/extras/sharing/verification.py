@@ -18,6 +18,7 @@ import torch
 
 from zdp_bench import __version__
 from zdp_bench.config.digests import experiment_digest, run_digest
+from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.extras.sharing import folder as files
 from zdp_bench.extras.sharing.export import texts_of
@@ -54,15 +55,23 @@ ELSEWHERE = "their ledgers are in other folders"
 # Keys of a run's section on privacy that depend on its data.
 ONLY_IN_DATA = {"unit", "examples_per_patient"}
 # Keys of a node's section on privacy that depend on its ledger or data, which stay at the node.
-ONLY_AT_NODES = {
-    "node",
-    "ledger",
-    "steps",
-    "epsilon_patient",
-    "epsilon_patient_at_least",
-    "answers",
-    "examples_per_patient",
-    "unconfirmed",
+ONLY_AT_NODES = {"ledger", "steps", "answers", "examples_per_patient"}
+# Keys of a node that depend on its `examples_per_patient`, which it lacks in version 0.1.
+FROM_EXAMPLES = {"epsilon_patient", "epsilon_patient_at_least"}
+# Keys of a record or report whose values are all compared, or named in `UNPROVABLE`.
+NAMED_KEYS = {
+    "config",
+    "data",
+    "environment",
+    "experiment",
+    "federation",
+    "metrics",
+    "owners",
+    "parameters_real",
+    "privacy",
+    "recipe",
+    "run",
+    "seed",
 }
 UNPROVABLE = (
     "that the ledger lists every release, and that the weights come from its steps: someone may "
@@ -95,7 +104,8 @@ def verify(folder: Path) -> list[Check]:
         UserError: the folder is not an exported model, or its record or report is damaged.
     """
     source = files.read(folder)
-    unprovable = list(UNPROVABLE)
+    other_keys = ", ".join(sorted(source.keys() - NAMED_KEYS))
+    unprovable = [*UNPROVABLE, f"the other values, of {other_keys[:500]}"]
     if files.is_report(source):
         unprovable.append(UNPROVABLE_FOR_LOOP)
     # Check this before reading the weights: it rejects weights that do not fit the model.
@@ -120,7 +130,7 @@ def _check_privacy(folder: Path, source: Source) -> list[Check]:
         else:
             setup = sketch_of(folder, source)
             checks.append(_check_names(source, setup))
-            if source["privacy"].get("nodes"):
+            if setup.config.federated.nodes:
                 checks += _check_federation(source, setup)
             else:
                 checks += _check_run(folder, source, setup)
@@ -254,28 +264,70 @@ def _read_ledger(
 
 
 def _check_federation(record: Document, setup: ModelSetup) -> Iterator[Check]:
-    """Recompute the ε of every node from the stated number of steps.
+    """Recompute every node's section on privacy from its stated counts, and combine the sections.
 
     The nodes' ledgers and patients are not in the folder.
     """
     privacy, config = record["privacy"], setup.config
-    nodes = privacy["nodes"]
+    nodes = privacy.get("nodes") or []
+    numbers = list(range(config.federated.nodes or 0))
+    is_complete = _compare("numbers of the nodes", numbers, [node["node"] for node in nodes])
+    yield is_complete
+    if is_complete.state == "failed":
+        yield Check("privacy", "not checked", "it depends on the nodes")
+        return
+    sizes = [node["sampling"]["records"] for node in nodes]
+    if config.federated.patients == "split" and not config.privacy.by_patient:
+        yield _compare("records of the nodes", record["data"]["train"], sum(sizes))
     federation = find_module("runner", "federated")
-    plan = federation.rounds_of(config, [node["sampling"]["records"] for node in nodes])
+    rounds = federation.rounds_of(config, sizes).steps
+    yield from _check_rounds(record, config, rounds)
     # Cached, because nodes of the same size have the same setup.
-    setup_of = cache(lambda size: setup.with_plan(federation.steps_of(config, size, plan.steps)))
+    setup_of = cache(lambda size: setup.with_plan(federation.steps_of(config, size, rounds)))
+    unknown, unknown_at_node = {"unit"}, ONLY_AT_NODES
+    if any("examples_per_patient" not in node for node in nodes):
+        unknown, unknown_at_node = ONLY_IN_DATA, ONLY_AT_NODES | FROM_EXAMPLES
+    reports = []
     for node in nodes:
         with torch.device("meta"):
             node_setup = setup_of(node["sampling"]["records"])
-        ledger = Tally(True, node["steps"])
-        # 1 stands for the number of examples per patient; each ε of a patient is not compared.
-        computed = privacy_report(node_setup, ledger, 1, privacy["unit"])
-        yield from _compare_each(computed, node, f"node {node['node']}", ONLY_AT_NODES)
-    for key in privacy:
-        values = [node.get(key) for node in nodes]
-        if key.startswith("epsilon_") and all(isinstance(value, float) for value in values):
-            yield _compare(f"privacy.{key}", max(values), privacy[key])
-    yield Check("the nodes' ledgers, steps and examples, and each ε of a patient", "not checked")
+        ledger, examples = Tally(True, node["steps"]), node.get("examples_per_patient", 1)
+        computed = {
+            **privacy_report(node_setup, ledger, examples, privacy["unit"]),
+            "node": node["node"],
+            "unconfirmed": node["steps"] - node["ledger"]["entries"],
+        }
+        yield from _compare_each(computed, node, f"node {node['node']}", unknown_at_node)
+        reports.append(computed | node)  # the values that were compared, or cannot be
+    combined = federation.combine_nodes(reports)
+    stated = {key: value for key, value in privacy.items() if key != "nodes"}
+    yield from _compare_each(combined, stated, "privacy", unknown)
+
+
+def _check_rounds(
+    record: Document,
+    config: Run,
+    planned: int,
+) -> Iterator[Check]:
+    """Check the number of rounds, and that no node states fewer steps than it must have taken.
+
+    Args:
+        record: the record of a federation.
+        config: its configuration.
+        planned: number of rounds of a run that its budget does not stop.
+    """
+    stated = record.get("federation") or {"rounds": 0, "asked": 0}
+    what = "federation.rounds"
+    if config.privacy.max_epsilon is not None and record["stopped_by"] == "budget":
+        yield Check(what, "not checked", "the budget stopped the run")
+    else:
+        yield _compare(what, planned, stated["rounds"])
+    rounds = max(stated["rounds"], stated["asked"])
+    for node in record["privacy"]["nodes"]:
+        fewest = max(rounds * config.federated.local_steps, node["ledger"]["entries"])
+        is_enough = node["steps"] >= fewest
+        fault = f"says {node['steps']}, but rounds and ledger have {fewest}"
+        yield _check(f"fewest steps of node {node['node']}", "" if is_enough else fault)
 
 
 def _check_texts(folder: Path, source: Source) -> Iterator[Check]:
