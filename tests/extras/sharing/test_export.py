@@ -115,6 +115,40 @@ def test_what_cannot_be_exported_is_refused(finished: Outcome, tmp_path: Path) -
         export(tmp_path, str(home), tmp_path / "model")
 
 
+@pytest.mark.parametrize("kind", ["link to a folder", "link to nothing", "relative"])
+def test_an_export_goes_where_a_link_leads(
+    finished: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A link was "not a directory", and the sentence named a temporary folder."""
+    folder, target = tmp_path / "link", tmp_path / "target"
+    if kind == "relative":
+        monkeypatch.chdir(tmp_path)
+        folder = Path("target")
+    else:
+        folder.symlink_to(target)
+    if kind == "link to a folder":
+        target.mkdir()
+    export(finished.path.parents[3], "quickstart", folder)
+    assert wrong(target) == {}
+    assert folder.is_symlink() == (kind != "relative")
+    export(finished.path.parents[3], "quickstart", folder)  # the same export changes nothing
+
+
+@pytest.mark.parametrize("name", [".", "", "../here", "link"])
+def test_an_export_does_not_take_the_place_of_the_current_folder(
+    finished: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (tmp_path / "link").symlink_to(here)
+    monkeypatch.chdir(here)
+    folder = tmp_path / name if name == "link" else Path(name)
+    with pytest.raises(UserError, match=r"current folder .* new folder in it, such as .*model"):
+        export(finished.path.parents[3], "quickstart", folder)
+    assert not any(here.iterdir())
+    assert {path.name for path in tmp_path.iterdir()} == {"here", "link"}
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_an_export_that_was_killed_can_be_repeated_and_none_takes_the_place_of_another(
     finished: Outcome, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool

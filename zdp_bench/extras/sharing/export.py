@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -134,8 +135,15 @@ def _write(
         return
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"{folder}: is not empty; choose a new folder.")
-    make_folder(folder.absolute().parent)
-    with TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.absolute().parent) as temporary:
+    # A link stays one: the folder that it names is written.
+    target = Path(os.path.realpath(folder))
+    if target == Path.cwd() or target.is_mount():
+        raise UserError(
+            f"{folder}: is the current folder or a mount point, which an export cannot replace; "
+            f"export to a new folder in it, such as {folder / 'model'}."
+        )
+    make_folder(target.parent)
+    with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
         draft = Path(temporary) / "model"
         make_folder(draft)
         files.write_weights(draft / files.WEIGHTS, weights)
@@ -148,7 +156,7 @@ def _write(
         for file, text in texts_of(written).items():
             records.write_text(draft / file, text)
         files.write_sums(draft)
-        rename(draft, folder)
+        rename(draft, target)
 
 
 def _require_end(
