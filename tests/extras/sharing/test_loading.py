@@ -14,7 +14,7 @@ from tests.extras.sharing.conftest import edit_source
 from tests.library.small import network
 from tests.training.test_run import configured
 from zdp_bench.errors import UserError
-from zdp_bench.extras.sharing.loading import predict_file
+from zdp_bench.extras.sharing.loading import predict_file, read_inputs
 from zdp_bench.extras.sharing.verification import verify
 from zdp_bench.training.run import Outcome
 from zdp_bench.training.setup import ModelSetup
@@ -36,13 +36,26 @@ def test_predict_writes_what_the_run_s_model_gives(
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
 
 
+@pytest.mark.parametrize("kind", ["u1", "i2", "i8", "f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_numbers_of_either_byte_order_are_read(tmp_path: Path, kind: str, order: str) -> None:
+    """An instrument's big-endian numbers were called damaged."""
+    numbers = np.arange(6).reshape(2, 3)
+    np.save(tmp_path / "in.npy", numbers.astype(order + kind))
+    inputs = read_inputs({}, tmp_path / "in.npy")
+    np.testing.assert_array_equal(inputs.numpy(), numbers)
+    assert inputs.numpy().dtype == np.dtype(kind)
+
+
 def test_inputs_that_do_not_fit_are_refused(exported: Path, of_loop: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "wide.npy", np.zeros((2, 9, 8)))
     np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
+    np.save(tmp_path / "words.npy", np.array(["a"]))
     fits = r"contains float64 \[2, 9, 8\], but the model takes complex64 \[n, 8, 8\]"
     for folder, name, out, says in [
         (exported, "wide.npy", "out.npy", fits),
         (exported, "objects.npy", "out.npy", "objects.npy: cannot be read"),
+        (exported, "words.npy", "out.npy", r"words\.npy: contains <U1, not numbers\."),
         (exported, "none.npy", "out.npy", "none.npy: is missing"),
         (exported, "film.png", "out.npy", "INPUTS .*film.png: must end with .npy"),
         (exported, "wide.npy", "out.txt", "--out .*out.txt: must end with"),

@@ -23,7 +23,7 @@ from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.disk import require_regular, write_bytes
 from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.extras.sharing import folder as files
-from zdp_bench.foreign_files import reading
+from zdp_bench.foreign_files import expect, reading
 from zdp_bench.library import starts
 from zdp_bench.records import Document
 from zdp_bench.registry import lookup
@@ -272,7 +272,10 @@ def read_inputs(record: Document, path: Path) -> Tensor:
     """
     if path.suffix == ".npy":
         with reading(path):
-            return torch.as_tensor(np.load(path, allow_pickle=False))
+            array = np.load(path, allow_pickle=False)
+            expect(array.dtype.kind in "biufc", f"contains {array.dtype}, not numbers")
+            # The bytes of the other order, such as those of an instrument, are no PyTorch tensor.
+            return torch.as_tensor(array.astype(array.dtype.newbyteorder("="), copy=False))
     prepare = getattr(build_dataset(config_of(record)), "prepare", None)
     if prepare is None:  # the data set is not dataset=folder, which alone has this method
         raise UserError(
