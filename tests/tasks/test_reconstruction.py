@@ -5,8 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from zdp_bench.config import configured
+from zdp_bench.data import DatasetInfo
+from zdp_bench.errors import UserError
 from zdp_bench.tasks.reconstruction import Reconstruction, scale, volume_metrics
+from zdp_bench.training.build import check_fit
 
 TASK = Reconstruction()
 
@@ -87,3 +92,27 @@ def test_the_loss_is_l1_in_the_slices_unit_one_an_example() -> None:
     by_volume = TASK.loss(outputs.unflatten(0, (2, 3)), targets.unflatten(0, (2, 3)))
     means = torch.stack(expected).unflatten(0, (2, 3)).mean(dim=1)
     assert torch.allclose(by_volume, means, atol=1e-6)
+
+
+@pytest.mark.parametrize(("height", "width"), [(7, 7), (6, 9), (9, 6)])
+def test_images_that_ssim_cannot_measure_are_refused_before_a_step(height: int, width: int) -> None:
+    """They failed at the evaluation, after steps had been spent."""
+    size = (height, width)
+    info = DatasetInfo(
+        train=2,
+        test=2,
+        input_shape=(1, *size),
+        outputs=1,
+        target_shape=(2, *size),
+        target_dtype=torch.float32,
+    )
+    config = configured(["recipe=mri_recon_small"])
+    targets = torch.rand(2, 2, *size)
+    if min(size) < 7:
+        with pytest.raises(UserError, match=f"at least 7 × 7 pixels, .* have {height} × {width}"):
+            check_fit(config, nn.Identity(), TASK, info)
+        with pytest.raises(ValueError, match="win_size"):
+            TASK.metrics(targets[:, :1], targets)
+    else:
+        check_fit(config, nn.Identity(), TASK, info)
+        TASK.metrics(targets[:, :1], targets)

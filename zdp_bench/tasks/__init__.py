@@ -41,6 +41,7 @@ class Task(Protocol):
         measures: meaning of each metric that `metrics` returns.
         targets (str): optional; describes the targets that the task takes, for errors.
         outputs (int): optional; number of outputs of its model, whatever the data set states.
+        min_side (int): optional; smallest height and width of the targets that `metrics` takes.
     """
 
     headline: str

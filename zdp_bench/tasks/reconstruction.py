@@ -18,6 +18,7 @@ from zdp_bench.tasks import keeps_apart, mean_of
 from zdp_bench.tasks.metric import LOSS, NMSE, PSNR, SSIM, ZERO_FILLED
 
 EPS = 1e-11  # added to a slice's standard deviation, as in fastMRI
+SSIM_WINDOW = 7  # pixels; SSIM compares windows of this height and width
 
 
 def scale(targets: Tensor) -> Tensor:
@@ -39,6 +40,7 @@ class Reconstruction:
     headline = SSIM.name
     measures = (NMSE, PSNR, SSIM, *ZERO_FILLED, LOSS)
     targets = "a reference and its zero-filled image [2, height, width]"
+    min_side = SSIM_WINDOW
 
     @keeps_apart
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -108,7 +110,9 @@ def volume_metrics(
     largest = reference.max()
     psnr = peak_signal_noise_ratio(reference, answer, data_range=largest)
     ssim_of_slices = [
-        structural_similarity(reference_slice, answer_slice, data_range=largest)
+        structural_similarity(
+            reference_slice, answer_slice, data_range=largest, win_size=SSIM_WINDOW
+        )
         for reference_slice, answer_slice in zip(reference, answer, strict=True)
     ]
     return {

@@ -158,6 +158,14 @@ def check_fit(
     finally:
         torch.set_warn_always(warned_always)
         model.train()
+    # Before training, because metrics would only fail after it.
+    min_side = getattr(task, "min_side", 0)
+    if min_side and min(targets.shape[-2:]) < min_side:
+        height, width = targets.shape[-2:]
+        raise UserError(
+            f"task={config.task.name}: needs images of at least {min_side} × {min_side} pixels, "
+            f"but those of dataset={config.dataset.name} have {height} × {width}."
+        )
     if losses.shape != (1,) or losses.is_complex():
         fault = f"the loss of one example is {losses.dtype} of shape {list(losses.shape)}"
         raise _unfit(config, data, ValueError(fault))
