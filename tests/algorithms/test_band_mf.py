@@ -300,6 +300,7 @@ def test_calibration_meets_the_target(tmp_path: Path) -> None:
     ("words", "why"),
     [
         (["algorithm.bands=11"], "algorithm.bands.*11.*no more than 10 subsets"),
+        (["trainer.sample_rate=0.15", "algorithm.bands=7"], "bands.*7.*no more than 6 subsets"),
         (
             ["trainer=uniform", "trainer.batch_size=70", "trainer.sample_rate=null"],
             "bands=4: needs",

@@ -1,5 +1,6 @@
 """A patient's features follow from the patient's own record and from constants alone."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -7,15 +8,20 @@ import numpy as np
 import pytest
 
 from tests.data.helpers import dataset
+from tests.test_package import ROOT
 from zdp_bench.data import physionet2012
+from zdp_bench.data.files import card
 from zdp_bench.data.physionet2012 import (
     HEADER,
     LIMIT,
     NUM_FEATURES,
+    OUTCOMES,
     RANGES,
     STATISTICS,
     Range,
     make_features,
+    read_outcomes,
+    read_record,
 )
 from zdp_bench.errors import UserError
 
@@ -89,6 +95,47 @@ def test_a_patient_in_both_sets_is_refused(small_root: Path, tmp_path: Path) -> 
         table.write("132000,10,5,7,-1,1\n")
     with pytest.raises(UserError, match=r"1 owners .*test part"):
         dataset("physionet2012").load(tmp_path)
+
+
+@pytest.mark.parametrize("number", ["1", "132539", "1000001", "999999999"])
+def test_every_record_id_of_the_outcomes_can_be_that_of_a_record(
+    tmp_path: Path, number: str
+) -> None:
+    table, record = tmp_path / "Outcomes-a.txt", tmp_path / f"{number}.txt"
+    table.write_text(f"{','.join(OUTCOMES)}\n{number},10,5,7,-1,1\n")
+    assert read_outcomes(table) == {number: True}
+    record.write_text(f"{HEADER}\n00:00,RecordID,{number}\n")
+    assert read_record(record)["RecordID"][1].tolist() == [int(number)]
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("00:00,RecordID,1000002", "has the RecordID 1000002 in line 2, but another name"),
+        ("00:00,RecordID,many", "has the value 'many' in line 2, not a number"),
+        ("00:00,HR,1000001", "has the value '1000001' in line 2, outside ±1,000,000"),
+        ("00:00,HR,inf", "has the value 'inf' in line 2, not a number"),
+    ],
+)
+def test_a_value_that_cannot_be_one_is_named_with_its_fault(
+    tmp_path: Path, line: str, fault: str
+) -> None:
+    record = tmp_path / "1000001.txt"
+    record.write_text(f"{HEADER}\n{line}\n")
+    with pytest.raises(UserError, match=re.escape(fault)):
+        read_record(record)
+
+
+def test_what_states_where_the_ranges_come_from_agrees_with_the_module() -> None:
+    """The card, the manual and the recipe said textbooks, and the module said memory."""
+    module = Path("zdp_bench/data/physionet2012.py")
+    assert "# - Written from memory" in (ROOT / module).read_text()
+    places = [Path("datasets/physionet2012.yaml"), Path("docs/cost.md")]
+    for path in [*places, *Path("recipes").glob("icu_*.yaml")]:
+        assert "textbook" not in (ROOT / path).read_text()
+    splits = card("physionet2012").splits
+    assert "from memory" in splits
+    assert str(module) in splits
 
 
 @pytest.mark.slow

@@ -79,6 +79,13 @@ def test_a_delta_above_one_over_n_is_asked_about(
         assert ("δ = " in shown) == bool(asked)
 
 
+@pytest.mark.parametrize("units", [1426, 1500, 60_000])
+def test_the_advice_for_a_large_delta_is_no_delta_that_is_too_large(units: int) -> None:
+    """One over 60,000 was rounded up to 2e-05, at which the same warning came again."""
+    numbers = re.findall(r"\d[\d.,/e-]*", question(0.01, units))
+    assert numbers == ["0.01", f"1/{units:,},"]
+
+
 PACKAGE = Path(__file__).parents[2] / "zdp_bench"
 WRITTEN = [(1.3039, "1.31"), (1.3, "1.3"), (0.8, "0.8"), (9.996, "10"), (100.01, "101")]
 WRITTEN += [(3.0000000001, "3"), (999.2, "1,000"), (1234.1, "1,235"), (0.00012345, "0.000124")]

@@ -12,7 +12,15 @@ from tests.test_records import record, typed
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.report import comparisons
-from zdp_bench.report.comparisons import Paired, bonferroni, delong, paired_t, show_p, students_t
+from zdp_bench.report.comparisons import (
+    Paired,
+    bonferroni,
+    delong,
+    paired_t,
+    show_p,
+    show_threshold,
+    students_t,
+)
 
 TRUTH = np.arange(200) % 2
 
@@ -170,6 +178,14 @@ def test_students_t_and_bonferroni() -> None:
     assert nearly_equal < 1e-6
     assert students_t([2, 2], [2, 2]) == 1.0
     assert bonferroni(3) == pytest.approx(0.0167, abs=1e-4)
+
+
+@pytest.mark.parametrize("comparisons", range(1, 51))
+def test_a_p_at_its_threshold_is_not_shown_below_it(comparisons: int) -> None:
+    """Where 0.05/40 was printed as 0.0013, a p of 0.00127 was not below it, but looked so."""
+    threshold = bonferroni(comparisons)
+    for p in np.linspace(threshold, 1.1 * threshold, 20):
+        assert float(show_p(p).removeprefix("= ")) >= float(show_threshold(threshold))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -39,7 +40,8 @@ def test_a_row_states_how_many_owners_its_private_runs_train_on(tmp_path: Path) 
     save(tmp_path, private, other)
     sheet = grids.build("cost", tmp_path, [filling("private"), filling("other")])
     assert sheet.rows[0][sheet.columns.index("n")] == "90 or 1,947"
-    assert {line["owners"] for line in sheet.numbers} == {"90 1947"}
+    assert {line["num_units"] for line in sheet.numbers} == {"90 1947"}
+    assert {line["num_seeds"] for line in sheet.numbers} == {1}
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,20 @@ def test_a_published_result_names_its_unit_or_that_none_is_known(
     save(tmp_path, run("private", 0.8))
     sheet = grids.build("cost", tmp_path, [filling("private", row)])
     assert sheet.rows[0][sheet.columns.index("others")] == cited
+
+
+def test_the_epsilon_of_one_example_names_a_row_once_whatever_its_variants(
+    tmp_path: Path,
+) -> None:
+    variants = ("magnitude", "channels", "complex")
+    for variant in variants:
+        made = run(variant, 0.8)
+        made["privacy"] |= {"is_of_unit": True, "examples_per_patient": 40}
+        save(tmp_path, made)
+    fillings = [filling(variant, "Spoken words", variant) for variant in variants]
+    notes = grids.build("complex", tmp_path, fillings).notes
+    (stated,) = [note for note in notes if note.startswith("A single example of an owner")]
+    assert stated.count("Spoken words") == 1
 
 
 def test_an_empty_table_of_ours_names_the_command(tmp_path: Path) -> None:
@@ -84,6 +100,19 @@ def test_a_variant_with_smaller_errors_is_better(
     assert any("complex is better in 1, worse in 0" in note for note in grid.notes)
     assert grid.rows[0][-1] == "2.1 ± 0.1 digits", "channels"
     assert "mean error" in grid.rows[0]
+
+
+def test_the_threshold_of_forty_comparisons_is_stated_with_the_digits_of_p() -> None:
+    names = ["complex", *(f"other {number}" for number in range(10))]
+    runs = [Mock(seed=seed) for seed in (1, 2)]
+    for result in runs:
+        result.headline = Mock(value=0.5)
+        result.headline.name = "accuracy"
+    of_targets = dict.fromkeys((1.0, 2.0, 3.0, 8.0), runs)
+    lines = [grids.Line("row", name, None, of_targets) for name in names]
+    head = grids.compare_variants(lines, "complex")[0]
+    assert head.startswith("Of 40 comparisons, complex is better in 0, worse in 0")
+    assert "threshold of p 0.00125 (Bonferroni)" in head
 
 
 def test_the_share_kept_of_an_error_is_of_what_it_fell_below_the_floor(

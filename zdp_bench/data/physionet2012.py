@@ -41,7 +41,7 @@ TIME = re.compile(r"(\d\d):([0-5]\d)")
 MAX_HOURS = 48  # length of a record
 MINUTES_PER_DAY = 24 * 60
 LIMIT = 2.0  # maximum absolute value of a standardised value
-MAX_VALUE = 1e6  # maximum of any variable
+MAX_VALUE = 1e6  # maximum of any variable; a RecordID may be larger
 DESCRIPTORS = ("RecordID", "Age", "Gender", "Height", "ICUType")
 ICU_TYPES = (1, 2, 3, 4)  # ICUType: coronary, cardiac surgery, medical, surgical
 CODES = {"Gender": (0, 1), "ICUType": ICU_TYPES}  # a negative code means unknown
@@ -72,13 +72,15 @@ class Range:
         return np.clip((values - middle) / (high - low), -LIMIT, LIMIT)
 
 
-# Unless a comment names another source, the ends are rounded reference ranges of adults (American
-# Board of Internal Medicine 2024, Harrison's Principles, MSD Manual). "Points" are those of SOFA
-# (Vincent et al. 1996, in Singer et al. 2016), SAPS II (Le Gall et al. 1993), APACHE II (Knaus et
-# al. 1985) and APACHE III (Knaus et al. 1991, as in MIMIC's code). SSC is the Surviving Sepsis
-# Campaign (Dellinger et al. 2013). No range was computed from the records. Points, SSC, TRICC and
-# the ARDS Network's target were looked up. Reference ranges and the other limits were written from
-# memory, and no clinician has reviewed them.
+# Where the ranges come from. None was computed from the records, and no clinician has reviewed
+# them.
+# - Looked up: "points", which are those of SOFA (Vincent et al. 1996, in Singer et al. 2016), SAPS
+#   II (Le Gall et al. 1993), APACHE II (Knaus et al. 1985) and APACHE III (Knaus et al. 1991, as in
+#   MIMIC's code); SSC, the Surviving Sepsis Campaign (Dellinger et al. 2013); TRICC; and the ARDS
+#   Network's target.
+# - Written from memory: all others. Unless a comment names another source, they are rounded
+#   reference ranges of adults, as in the American Board of Internal Medicine's list of 2024,
+#   Harrison's Principles or the MSD Manual.
 RANGES = {
     "Albumin": Range(2.5, 4.4),  # g/dL; APACHE III: no points
     "ALP": Range(30, 120, is_log=True),  # IU/L
@@ -356,7 +358,7 @@ def read_record(path: Path) -> Record:
         expect(bool(lines) and lines[0] == HEADER, f"does not begin with {HEADER}")
         for number, (minute, name, value) in enumerate(parse_lines(lines[1:]), 2):
             has_own_number = name != "RecordID" or value == int(path.stem)
-            rule = f"has the RecordID {value:g} in line {number}, but another name"
+            rule = f"has the RecordID {value:.10g} in line {number}, but another name"
             expect(has_own_number, rule)
             if value < 0:
                 continue
@@ -388,5 +390,7 @@ def parse_lines(lines: Sequence[str]) -> Iterator[tuple[int, str, float]]:
             measured = float(value)
         except ValueError:
             measured = math.nan
-        expect(abs(measured) <= MAX_VALUE, f"has the value '{value}' {where}, not a number")
+        expect(math.isfinite(measured), f"has the value '{value}' {where}, not a number")
+        is_in_range = name == "RecordID" or abs(measured) <= MAX_VALUE
+        expect(is_in_range, f"has the value '{value}' {where}, outside ±{MAX_VALUE:,.0f}")
         yield minute, name, measured

@@ -29,7 +29,7 @@ def question(delta: float, units: int) -> str:
         return ""
     return (
         f"δ = {delta:g} is above 1/{units:,}, one over the number of protected owners: it "
-        f"would allow publishing one person's data. Choose δ below {1 / units:.1g}."
+        "would allow publishing one person's data. Choose δ well below that."
     )
 
 

@@ -58,7 +58,7 @@ def compare_pairs(metric: str, rows: Mapping[str, Sequence[Record]], results: Pa
             verdict = "different" if result.p < threshold else "not shown to be different"
             sentences.append(
                 f"{first} against {second}: {verdict}, {result.test} p {show_p(result.p)} (seeds "
-                f"{seeds}; threshold {threshold:.3g} for {family})."
+                f"{seeds}; threshold {show_threshold(threshold)} for {family})."
             )
         elif result.seeds:
             sentences.append(
@@ -136,6 +136,11 @@ def show_p(p: float) -> str:
     if math.isnan(p):
         return "= NaN (no variance)"
     return "< 0.001" if p < 0.001 else f"= {p:.3g}"
+
+
+def show_threshold(threshold: float) -> str:
+    """Return a threshold of p with as many digits as `show_p`, so that readers can compare them."""
+    return f"{threshold:.3g}"
 
 
 SIGNIFICANT = 0.05

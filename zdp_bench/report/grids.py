@@ -25,7 +25,7 @@ from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Privacy, Record
 from zdp_bench.report import names, papers
 from zdp_bench.report.cells import Filling, deduplicate
-from zdp_bench.report.comparisons import Paired, bonferroni, paired_t, show_p
+from zdp_bench.report.comparisons import Paired, bonferroni, paired_t, show_p, show_threshold
 from zdp_bench.report.number_format import mean_and_deviation
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.report.tables import origin
@@ -274,11 +274,11 @@ def _numbers(line: Line, target: float) -> dict[str, object]:
         "epsilon_tight": show_epsilon(privacy.epsilon_tight),
         "epsilon_of_owner": show_epsilon(privacy.epsilon_patient),
         "unit": line.privacy_unit,
-        "owners": " ".join(map(str, line.unit_counts)),
+        "num_units": " ".join(map(str, line.unit_counts)),
         "delta": privacy.delta,
         "mean": round(mean(values.values()), 6),
         "kept": None if retained is None else round(retained, 4),
-        "n": len(values),
+        "num_seeds": len(values),
         "values": " ".join(f"{value:.6g}" for value in values.values()),
         "seeds": " ".join(map(str, values)),
         "data": f"{data.name}, {data.provenance}",
@@ -336,8 +336,8 @@ def compare_variants(lines: Sequence[Line], chosen: str | None) -> list[str]:
     head = (
         f"Of {count} comparisons, {chosen} is better in {len(better)}, worse in {len(worse)} and "
         f"not shown to be different in {count - len(better) - len(worse)}: paired t-tests over "
-        f"seeds, threshold of p {threshold:.2g} (Bonferroni). Below: mean difference [95 % "
-        "interval]."
+        f"seeds, threshold of p {show_threshold(threshold)} (Bonferroni). Below: mean difference "
+        "[95 % interval]."
     )
     return [head, *sentences]
 
@@ -357,14 +357,17 @@ def _compare(line: Line, other: Line) -> list[Comparison]:
 
 def _note_epsilon_of_one_example(lines: Sequence[Line]) -> list[str]:
     """State the ε of a single example where owners are the unit and have several examples."""
-    rows_of: dict[str, list[str]] = {}  # "ε, ε, …" of a line's columns -> the rows that have them
+    # The ε of a line's columns as text, such as "15.2, 6.21" -> the names of its rows. They are the
+    # keys of a dict, because variants of a row repeat its name.
+    rows_by_epsilons: dict[str, dict[str, None]] = {}
     for line in lines:
         epsilons = [_epsilon_of_one_example(privacy) for privacy in line.spent.values()]
         if epsilons and all(epsilons):
-            rows_of.setdefault(", ".join(epsilons), []).append(line.row)
-    if not rows_of:
+            rows_by_epsilons.setdefault(", ".join(epsilons), {})[line.row] = None
+    if not rows_by_epsilons:
         return []
-    stated = "; ".join(f"{', '.join(rows)}: {epsilons}" for epsilons, rows in rows_of.items())
+    sentences = [f"{', '.join(rows)}: {epsilons}" for epsilons, rows in rows_by_epsilons.items()]
+    stated = "; ".join(sentences)
     why = "because removing it replaces the owner's clipped share and may move the sum by 2C, not C"
     return [f"A single example of an owner has a larger ε, {why}. {stated}."]
 

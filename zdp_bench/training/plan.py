@@ -54,8 +54,9 @@ class Plan:
         if scheme == "poisson":
             rate = rate or batch / size
             cycle = algorithm_type(config.algorithm.name).cycle(config.algorithm.options)
-            fewer = f"the sample rate of {rate:g} leaves no more than {1 / rate:,.0f} subsets"
-            require(rate * cycle <= 1 + 1e-9, "algorithm.bands", cycle, fewer)
+            max_subsets = math.floor((1 + 1e-9) / rate)  # 1 / (1 / 93) < 93
+            fewer = f"the sample rate of {rate:g} leaves no more than {max_subsets:,} subsets"
+            require(cycle <= max_subsets, "algorithm.bands", cycle, fewer)
             return Plan.poisson(size, rate, trainer.epochs, cycle)
         steps_per_epoch = size // batch
         if scheme == "shuffled":  # the last batch of an epoch may be smaller

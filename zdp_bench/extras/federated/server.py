@@ -373,8 +373,7 @@ def valid_releases(
                 raise Malformed("is not finite")
             if norm > limits[number]:
                 raise Malformed(
-                    f"has a norm of {norm:.3g}; clipping bound and noise allow at most "
-                    f"{limits[number]:.3g}"
+                    f"has a norm of {norm}; clipping bound and noise allow at most {limits[number]}"
                 )
             roster.note_ledger(number, values)
             releases[number] = release
