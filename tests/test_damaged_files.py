@@ -153,7 +153,7 @@ def read_checkpoint(place: Path) -> str:
 
 def write_start(place: Path) -> None:
     training = Earlier(str(place / "first.jsonl"), "", 1.2, SAMPLING, 30)
-    starts.save(place / "first.jsonl", network(), [training])
+    starts.save(place / "first.jsonl", network(), training, [])
     starts._KNOWN.clear()
 
 
@@ -161,7 +161,7 @@ def read_start(place: Path) -> tuple[int, float]:
     """Return the number of trainings that a model comes from, and the ε with this one."""
     trainings = starts.find(network(), place)
     this = Earlier("second.jsonl", "", 1.2, SAMPLING, 10)
-    return len(trainings), starts.describe(this, trainings, 1e-3).get("epsilon_tight") or 0.0
+    return len(trainings), starts.describe(this, [*trainings], 1e-3).get("epsilon_tight") or 0.0
 
 
 # ------------------------------------------------------------------------------ what runs are given

@@ -14,6 +14,7 @@ import zdp_bench
 from tests.library.conftest import Make
 from tests.library.small import CLASSES, EXAMPLES, begin, epsilon_of, network, train
 from zdp_bench.errors import UserError
+from zdp_bench.extras.sharing.verification import verify
 from zdp_bench.library import starts
 from zdp_bench.library.starts import Earlier
 from zdp_bench.privacy.mechanism import Sampling
@@ -144,6 +145,81 @@ def test_weights_that_another_process_saved_are_known_by_the_file_beside_its_led
     (tmp_path / "first.weights.json").write_text("{}")
     with pytest.raises(UserError, match=r"first\.weights\.json: is damaged: it .*\. Delete it"):
         make(loaded, ledger=tmp_path / "second.jsonl")
+
+
+@pytest.mark.parametrize("has_ids", [True, False], ids=["ids", "of an older version"])
+def test_ledgers_of_the_same_name_are_all_counted_after_an_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_ids: bool
+) -> None:
+    model = network()
+    for stage in "abc":
+        with begin(model, tmp_path / stage / "dp.jsonl") as private:
+            train(private, most=2)
+            private.export(tmp_path / stage / "model")
+    folder = tmp_path / "c" / "model"
+    assert not [check for check in verify(folder) if check.state == "failed"]
+    report = json.loads((folder / "report.json").read_text())
+    start = report["privacy"]["start"]
+    assert [training["ledger"] for training in start["trainings"]] == ["dp.jsonl"] * 2
+    assert start["epsilon_tight"] == pytest.approx(epsilon_of(1.2, 6), rel=2e-3)
+    if not has_ids:
+        for training in start["trainings"]:
+            del training["id"]
+        (folder / "report.json").write_text(json.dumps(report))
+    for number in range(2):  # the second time, its trainings are not counted again
+        monkeypatch.setattr(starts, "_KNOWN", {})
+        model = zdp_bench.load(folder, model=network()).train()
+        with begin(model, tmp_path / f"{number}.jsonl") as private:
+            train(private, most=1)
+            assert private.report()["start"]["epsilon_tight"] == pytest.approx(
+                epsilon_of(1.2, 7), rel=2e-3
+            )
+
+
+def test_a_ledger_in_a_moved_folder_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with begin(model := network(), tmp_path / "old" / "first.jsonl") as first:
+        train(first, most=3)
+        first.save()
+    monkeypatch.setattr(starts, "_KNOWN", {})
+    (tmp_path / "old").rename(tmp_path / "new")
+    ledger = tmp_path / "new" / "first.jsonl"
+    with begin(model, ledger, count_earlier=True) as again:
+        assert again.report()["start"] == {"weights": "unknown, declared public"}
+    with begin(network(), ledger) as again, begin(model, ledger.with_name("b.jsonl")) as second:
+        assert again.resume()
+        trainings = second.report()["start"]["trainings"]
+        assert [training["steps"] for training in trainings] == [3]
+
+
+def test_a_ledger_that_was_deleted_and_begun_anew_does_not_hide_its_training(
+    tmp_path: Path,
+) -> None:
+    ledger = tmp_path / "first.jsonl"
+    with begin(model := network(), ledger) as first:
+        train(first, most=3)
+    ledger.unlink()
+    for steps in (5, 7):
+        with begin(model, ledger, count_earlier=True) as second:
+            train(second, most=2)
+            start = second.report()["start"]
+            assert start["epsilon_tight"] >= epsilon_of(1.2, steps) * (1 - 2e-3)
+
+
+def test_a_finished_training_that_is_resumed_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with begin(network(), tmp_path / "first" / "dp.jsonl") as first:
+        train(first)
+        first.save()
+    monkeypatch.setattr(starts, "_KNOWN", {})
+    with begin(model := network(), tmp_path / "first" / "dp.jsonl") as first:
+        assert first.resume()
+        train(first)  # takes no step
+    with begin(model, tmp_path / "second" / "dp.jsonl") as second:
+        trainings = second.report()["start"]["trainings"]
+        assert [training["steps"] for training in trainings] == [10]
 
 
 TRAINING = Earlier("first.jsonl", "", 1.2, Sampling("poisson", 0.2, 12.0, 60), 3).as_dict()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -140,6 +141,7 @@ class Private:
         self._is_closed = False
         self._num_untaken = 0 if self.terms.count_earlier else self.ledger.releases
         self._checked_parameters = _trained_parameters(dict(self.model.named_parameters()))
+        self._id = secrets.token_hex(8)
         self._earlier: Trainings = frozenset()
         self._look_up_start()
         self._was_warned = False  # of a change of the weights
@@ -204,7 +206,7 @@ class Private:
         finally:
             # A training that starts from these weights can then compose its ε with this one's.
             if self._num_steps_here:
-                starts.note(self.model, self._trainings())
+                starts.note(self.model, [self._as_earlier(), *self._earlier])
         self._require_sound()
         if self.done < self.steps:
             log.warning(
@@ -380,7 +382,9 @@ class Private:
 
     def _look_up_start(self) -> None:
         """Add the known earlier trainings of the weights to those known so far."""
-        self._earlier |= starts.find(self.model, self.journal.path.parent)
+        found = starts.find(self.model, self.journal.path.parent)
+        found = starts.exclude(found, self._as_earlier())
+        self._earlier = starts.merge([*self._earlier, *found])
 
     def _check_trained(self, parameters: dict[str, nn.Parameter]) -> None:
         """Reject a model whose trained parameters are not those that were checked."""
@@ -462,7 +466,8 @@ class Private:
         self._sync()
         releases = self.ledger.releases
         mechanism = self.algorithm.mechanism()
-        start = starts.describe(self._as_earlier(), self._before(), self.delta)
+        in_order = sorted(self._earlier, key=lambda earlier: (earlier.ledger, earlier.steps))
+        start = starts.describe(self._as_earlier(), in_order, self.delta)
         report = released_report(mechanism, self.ledger, releases, self.delta, self.keys.secure)
         unit: dict[str, Any] = {"epsilon_of": "example"}
         if self.units.owners is not None:
@@ -493,16 +498,8 @@ class Private:
             z=mechanism.z,
             sampling=mechanism.sampling,
             steps=self.ledger.releases,
+            id=self._id,
         )
-
-    def _before(self) -> Trainings:
-        """Return the other trainings that the weights come from."""
-        own_ledger = str(self.journal.path.resolve())
-        return frozenset(training for training in self._earlier if training.ledger != own_ledger)
-
-    def _trainings(self) -> Trainings:
-        """Return all trainings that the weights come from, including this one."""
-        return self._before() | {self._as_earlier()}
 
     def export(
         self,
@@ -531,7 +528,7 @@ class Private:
         self._require_sound()
         report = self.report()
         if report["start"].get("epsilon_tight", 0.0) is None:
-            names = sorted(Path(training.ledger).name for training in self._before())
+            names = sorted(Path(training.ledger).name for training in self._earlier)
             raise UserError(
                 f"private.export: these weights were also trained with {', '.join(names)}, which "
                 "has another unit or sampling, so the ε of both together is unknown: save the "
@@ -579,11 +576,11 @@ class Private:
             scheduler=scheduler.state_dict() if scheduler else {},
             carried=dict(self.algorithm.carried),
             built=self._describe_built(scheduler)
-            | {EARLIER: [training.as_dict() for training in self._before()]},
+            | {EARLIER: [training.as_dict() for training in self._earlier]},
         )
         with explain_write_errors(self.checkpoint, "call it again"):
             checkpoint.save(self.checkpoint, state)
-            starts.save(self.journal.path, self.model, self._trainings())
+            starts.save(self.journal.path, self.model, self._as_earlier(), self._earlier)
 
     def _describe_built(self, scheduler: LRScheduler | None) -> dict[str, Any]:
         """Return what must be the same when resuming, but is not compared by torch."""
@@ -639,6 +636,8 @@ class Private:
         self.done = saved.step
         self._num_untaken = 0
         self._mark_weights()
+        if self.done:  # if the training is finished, no step of this process records it
+            starts.note(self.model, [self._as_earlier(), *self._earlier])
         return True
 
     def close(self) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,14 @@ class Earlier:
     """An earlier private training of the same weights.
 
     Attributes:
-        ledger: Path of its ledger.
+        ledger: Path of its ledger; in an exported folder, only the name of the file.
         owners: Digest of which owner has which examples; empty if ε protects an example, and
             `PRIVATE_OWNERS` if the number of owners is private.
         z: Effective noise multiplier of its mechanism.
         sampling: Sampling of its steps.
         steps: Number of steps in its ledger.
+        id: Random name of a `Private`. Two descriptions with the same id are of one training, and
+            the one with more steps covers the other. Empty in files of older versions.
     """
 
     ledger: str
@@ -56,6 +58,7 @@ class Earlier:
     z: Noise
     sampling: Sampling
     steps: Steps
+    id: str = ""
 
     @property
     def spent(self) -> Spent:
@@ -64,7 +67,10 @@ class Earlier:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return asdict(self) | {"sampling": self.sampling.as_dict()}
+        plain = asdict(self) | {"sampling": self.sampling.as_dict()}
+        if not self.id:
+            del plain["id"]
+        return plain
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> Earlier:
@@ -81,10 +87,18 @@ class Earlier:
 
 @dataclass(frozen=True)
 class _Saved:
-    """Content of the file beside a ledger: a digest of weights, and the trainings behind them."""
+    """Content of the file beside a ledger.
+
+    Attributes:
+        weights: Digest of the weights.
+        trainings: The trainings behind them.
+        own: Index of the training of this ledger, which is found beside the file even if the folder
+            was moved. Files of older versions lack it.
+    """
 
     weights: str
     trainings: tuple[Earlier, ...]
+    own: int | None = None
 
 
 Trainings = frozenset[Earlier]
@@ -102,18 +116,49 @@ def note(model: nn.Module, trainings: Iterable[Earlier]) -> None:
     _KNOWN[weights_digest(model)] = frozenset(trainings)
 
 
-def save(ledger: Path, model: nn.Module, trainings: Iterable[Earlier]) -> None:
+def merge(trainings: Iterable[Earlier]) -> Trainings:
+    """Return the trainings; of several descriptions with the same id, the one with most steps."""
+    merged: dict[str | Earlier, Earlier] = {}
+    for training in trainings:
+        key = training.id or training
+        known = merged.setdefault(key, training)
+        if training.steps > known.steps:
+            merged[key] = training
+    return frozenset(merged.values())
+
+
+def exclude(trainings: Trainings, own: Earlier) -> Trainings:
+    """Return the trainings without the steps that a training's own ledger counts.
+
+    These have the id of `own` or, if an earlier process took them, the same ledger and no more
+    steps. At most one such process is excluded, because a ledger that was deleted and begun anew
+    does not list the steps of the deleted one.
+    """
+    same_id = frozenset(training for training in trainings if training.id == own.id)
+    if own.id and same_id:
+        return trainings - same_id
+    same_ledger = [training for training in trainings if training.ledger == own.ledger]
+    covered = [training for training in same_ledger if training.steps <= own.steps]
+    if not covered:
+        return trainings
+    return trainings - {max(covered, key=lambda training: training.steps)}
+
+
+def save(ledger: Path, model: nn.Module, own: Earlier, earlier: Iterable[Earlier]) -> None:
     """Record the trainings in this process, and in a file beside a ledger for other processes.
 
     Args:
         ledger: Path of the ledger of the last training.
         model: The model, with its final weights.
-        trainings: The trainings that the weights come from.
+        own: The last training.
+        earlier: The earlier trainings that the weights come from.
     """
+    trainings = [own, *earlier]
     note(model, trainings)
     body = {
         "weights": weights_digest(model),
         "trainings": [training.as_dict() for training in trainings],
+        "own": 0,
     }
     write_bytes(ledger.with_suffix(SUFFIX), json.dumps(body, indent=1).encode())
 
@@ -129,7 +174,7 @@ def find(model: nn.Module, folder: Path) -> Trainings:
         UserError: A file in the folder is damaged.
     """
     digest = weights_digest(model)
-    trainings = _KNOWN.get(digest, frozenset())
+    trainings = [*_KNOWN.get(digest, ())]
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
             saved = parse_as(_Saved, read_json(path))
@@ -138,9 +183,15 @@ def find(model: nn.Module, folder: Path) -> Trainings:
                 f"{path}: is damaged: it {error}. Delete it; the origin of its weights is then "
                 "unknown."
             ) from None
-        if saved.weights == digest:
-            trainings |= {*saved.trainings}
-    return trainings
+        if saved.weights != digest:
+            continue
+        ledger = path.with_name(path.name.removesuffix(SUFFIX) + ".jsonl")
+        for index, training in enumerate(saved.trainings):
+            is_own = index == saved.own
+            trainings.append(
+                replace(training, ledger=str(ledger.resolve())) if is_own else training
+            )
+    return merge(trainings)
 
 
 def note_export(model: nn.Module, source: Mapping[str, Any], ledger: Path) -> None:
@@ -162,19 +213,24 @@ def note_export(model: nn.Module, source: Mapping[str, Any], ledger: Path) -> No
         earlier = (privacy.get("start") or {}).get("trainings") or ()
     try:
         sampling = parse_as(Sampling, privacy["sampling"], "privacy.sampling")
-        trainings = {Earlier(str(ledger), owners, privacy["z"], sampling, privacy["steps"])}
-        trainings |= {Earlier.from_dict(training) for training in earlier}
+        path, z, steps = str(ledger.resolve()), privacy["z"], privacy["steps"]
+        digest = weights_digest(model)
+        trainings = [Earlier(path, owners, z, sampling, steps, digest)]
+        for number, plain in enumerate(earlier):
+            training = Earlier.from_dict(plain)
+            # Trainings of older versions may have ledgers of the same name.
+            trainings.append(replace(training, id=training.id or f"{digest}:{number}"))
     except (Unfit, ValueError) as error:
         raise UserError(f"{ledger.parent}: is damaged: {error}.") from None
     note(model, trainings)
 
 
-def describe(this_training: Earlier, trainings: Trainings, delta: float) -> dict[str, Any]:
+def describe(this_training: Earlier, trainings: Sequence[Earlier], delta: float) -> dict[str, Any]:
     """Describe starting weights for a report.
 
     Args:
         this_training: The training that started from the weights.
-        trainings: The earlier trainings that the weights come from.
+        trainings: The earlier trainings that the weights come from. All of them count.
         delta: δ at which ε is computed.
 
     Returns:
@@ -184,17 +240,16 @@ def describe(this_training: Earlier, trainings: Trainings, delta: float) -> dict
     """
     if not trainings:
         return {"weights": PUBLIC}
-    in_order = sorted(trainings, key=lambda training: (training.ledger, training.steps))
     return {
         "weights": "of earlier trainings",
         "trainings": [
-            training.as_dict() | {"ledger": Path(training.ledger).name} for training in in_order
+            training.as_dict() | {"ledger": Path(training.ledger).name} for training in trainings
         ],
-        "epsilon_tight": _epsilon_of({this_training, *trainings}, delta),
+        "epsilon_tight": _epsilon_of([this_training, *trainings], delta),
     }
 
 
-def _epsilon_of(trainings: Iterable[Earlier], delta: float) -> float | None:
+def _epsilon_of(trainings: Sequence[Earlier], delta: float) -> float | None:
     """Return the tight ε of trainings on the same data; None if it is unknown."""
     owners = {training.owners for training in trainings}
     if len(owners) > 1 or PRIVATE_OWNERS in owners:

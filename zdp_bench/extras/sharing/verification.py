@@ -27,7 +27,7 @@ from zdp_bench.extras.sharing.loading import config_of, sketch_of
 from zdp_bench.foreign_files import read_text
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.library.keys import randomness_kind
-from zdp_bench.library.starts import Earlier, Trainings, describe
+from zdp_bench.library.starts import Earlier, describe
 from zdp_bench.privacy.accounting import example_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.ledger_lines import LedgerError
@@ -220,11 +220,11 @@ def _check_loop(folder: Path, report: Source) -> Iterator[Check]:
     yield from _compare_each(computed, privacy, "privacy", unknown)
 
 
-def _earlier_of(privacy: dict[str, Any]) -> Trainings:
+def _earlier_of(privacy: dict[str, Any]) -> list[Earlier]:
     """Return the earlier trainings of the starting weights that a report states."""
     trainings = (privacy.get("start") or {}).get("trainings") or ()
     try:
-        return frozenset(Earlier.from_dict(training) for training in trainings)
+        return [Earlier.from_dict(training) for training in trainings]
     except ValueError as error:
         raise LedgerError(f"privacy.start: {error}") from None
 
