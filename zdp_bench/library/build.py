@@ -6,6 +6,7 @@ import inspect
 import os
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def make_private(
             with the suffix .pt, from which `resume` continues. Default: a file in the folder
             `ledgers`, named after the model's class and the training's sampling and noise.
         count_earlier: Count the steps that the ledger already holds in every ε, although it is not
-            known whether this model took them. Default: False.
+            known whether this model took them. They are not part of `epochs`. Default: False.
         regulariser: A function of the model that returns a real number, such as a penalty on the
             weights or a loss of public examples. Its gradient is added to each step's after the
             noise. It costs no ε, so it must not depend on any training example.
@@ -217,21 +218,26 @@ def make_private(
     )
     keys = ranks.broadcast(keys)
     randomness = randomness_kind(keys.source())
-    return Private(
-        model=model,
-        optimizer=optimizer,
-        loss=example_loss,
-        algorithm=private_algorithm,
-        terms=Terms(algorithm, delta, target_epsilon, precision, regulariser, count_earlier),
-        examples=examples,
-        units=units,
-        plan=plan,
-        keys=keys,
-        checked=checked,
-        journal=open_journal(path, name, mechanism, units.stated, randomness, ranks),
-        ranks=ranks,
-        size=size,
-    )
+    journal = open_journal(path, name, mechanism, units.stated, randomness, ranks)
+    with ExitStack() as on_error:
+        on_error.callback(journal.resources.close)
+        private = Private(
+            model=model,
+            optimizer=optimizer,
+            loss=example_loss,
+            algorithm=private_algorithm,
+            terms=Terms(algorithm, delta, target_epsilon, precision, regulariser, count_earlier),
+            examples=examples,
+            units=units,
+            plan=plan,
+            keys=keys,
+            checked=checked,
+            journal=journal,
+            ranks=ranks,
+            size=size,
+        )
+        on_error.pop_all()
+    return private
 
 
 @dataclass(frozen=True)

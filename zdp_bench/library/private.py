@@ -38,7 +38,7 @@ from zdp_bench.library.optimizers import (
     watch_steps,
 )
 from zdp_bench.library.starts import Earlier, Trainings
-from zdp_bench.library.units import Units
+from zdp_bench.library.units import PRIVATE_OWNERS, Units
 from zdp_bench.privacy.accounting import affordable_steps, example_epsilon, tight_epsilon
 from zdp_bench.privacy.composition import compose_epsilon
 from zdp_bench.privacy.noise import SecureNoise
@@ -57,7 +57,10 @@ from zdp_bench.training.run import released_report
 from zdp_bench.training.step import Training, private_step
 
 log = logging.getLogger(__name__)
-EARLIER = "earlier trainings"  # a key of the file that `save` writes
+# Keys of the file that `save` writes
+EARLIER = "earlier trainings"
+ID = "id of the training"
+COUNTED = "counts steps that the model may not have taken"
 # Threads step one at a time, because hooks and random generators belong to the whole process.
 _STEP_LOCK = Lock()
 MIN_LOSS = 1e-6  # of a smaller initial loss, a later one of normal size would be a large multiple
@@ -107,7 +110,9 @@ class Private:
 
     Formal guarantees, provided that the training examples are used in `step` only:
         - At any time, the weights are (`epsilon`, δ)-differentially private for data sets that
-          differ in one example or, with `unit`, in all examples of one owner.
+          differ in one example or, with `unit`, in all examples of one owner. If they started from
+          weights of other private trainings, this holds given those weights, and `epsilon_with`
+          and `report` compute the ε of all trainings together.
         - `epsilon` counts every step in the ledger, including those of earlier processes.
         - With `target_epsilon`, `batches` ends before ε would exceed it.
         - A forked copy of the process takes no steps. Threads take steps one after the other.
@@ -116,7 +121,8 @@ class Private:
         model: The model that is trained.
         optimizer: The optimizer, or several in one.
         steps: Total number of steps in all epochs.
-        done: Number of steps that the model has taken.
+        done: Number of steps that this training has taken, of `steps`. Steps that
+            `count_earlier` counts are not among them.
     """
 
     model: nn.Module
@@ -140,6 +146,8 @@ class Private:
         self._num_steps_here = 0  # taken in this process
         self._is_closed = False
         self._num_untaken = 0 if self.terms.count_earlier else self.ledger.releases
+        # Whether the model may have taken more steps than `done`
+        self._has_counted = self.terms.count_earlier and self.ledger.releases > 0
         self._checked_parameters = _trained_parameters(dict(self.model.named_parameters()))
         self._id = secrets.token_hex(8)
         self._earlier: Trainings = frozenset()
@@ -273,6 +281,9 @@ class Private:
         steps_per_epoch = max(1, self.steps // self.plan.epochs)
         if self.done % steps_per_epoch == 0:
             renew(self.model, self.done)
+        if self._num_steps_here == 0:
+            # Another process may continue from the same saved state, with other steps.
+            self._id = secrets.token_hex(8)
         self._num_steps_here += 1
         self._restore_modes()
         model, keys, ranks = self.model, self.keys, self.ranks
@@ -416,8 +427,9 @@ class Private:
         """Return the tight ε of several trainings together.
 
         Noise, bound and sampling rate may differ, as between the stages of a schedule. Weights that
-        took part in all trainings have this ε. All steps in every ledger count, and their order
-        does not matter (`composition.compose_epsilon`).
+        took part in all trainings have this ε. All steps in every ledger count, as do the trainings
+        that starting weights are known to come from. Their order does not matter
+        (`composition.compose_epsilon`).
 
         Args:
             others: Trainings on the same data, each with a ledger of its own.
@@ -426,7 +438,8 @@ class Private:
             ε of all of them at `delta`.
 
         Raises:
-            UserError: Another training has a different δ or protects different units.
+            UserError: Another training has a different δ or protects different units, or the ε of
+                starting weights together with the trainings is unknown.
         """
         trainings = (self, *others)
         if not all(isinstance(training, Private) for training in trainings):
@@ -437,13 +450,27 @@ class Private:
         ledgers = {training.journal.path.resolve() for training in trainings}
         if len(ledgers) < len(trainings):
             raise UserError("private.epsilon_with: pass each training once.")
-        spent = []
         for training in trainings:
             training._sync()
             if training.delta != self.delta or training.units.digest != self.units.digest:
                 raise UserError("private.epsilon_with: all trainings need the same delta and unit.")
-            spent.append(training._as_earlier().spent)
-        return compose_epsilon(spent, self.delta)
+            training._look_up_start()
+        own = [training._as_earlier() for training in trainings]
+        before = starts.merge(earlier for training in trainings for earlier in training._earlier)
+        for training in own:
+            before = starts.exclude(before, training)
+        for earlier in before:
+            if earlier.owners != self.units.stated or earlier.owners == PRIVATE_OWNERS:
+                raise UserError(
+                    "private.epsilon_with: the starting weights also come from "
+                    f"{Path(earlier.ledger).name}, which has another or a private list of owners: "
+                    "pass this training too."
+                )
+        spent = [training.spent for training in (*own, *before)]
+        try:
+            return compose_epsilon(spent, self.delta)
+        except ValueError as error:
+            raise UserError(f"private.epsilon_with: {error}.") from None
 
     def report(self) -> dict[str, Any]:
         """Return the `privacy` section of a record, without a paper's claimed ε.
@@ -459,8 +486,9 @@ class Private:
                   on, and that no ε covers;
                 - `start`: the earlier trainings that the starting weights are known to come from,
                   and the ε of all trainings together;
-                - `steps_taken`: number of steps that led to these weights. `steps` counts all
-                  steps in the ledger, as ε does.
+                - `steps_taken`: number of steps that led to these weights, or None if it is
+                  unknown because `count_earlier` counted steps. `steps` counts all steps in the
+                  ledger, as ε does.
         """
         self._check_weights()
         self._sync()
@@ -481,7 +509,7 @@ class Private:
             | report
             | self.algorithm.report(releases, self.delta)
             | {
-                "steps_taken": self.done,
+                "steps_taken": None if self._has_counted else self.done,
                 "noise_multiplier": self.algorithm.noise_multiplier,
                 "randomness_from": self.keys.source(),
                 "fixed_state": self.checked.fixed_state,
@@ -529,10 +557,14 @@ class Private:
         report = self.report()
         if report["start"].get("epsilon_tight", 0.0) is None:
             names = sorted(Path(training.ledger).name for training in self._earlier)
+            owners = {training.owners for training in (self._as_earlier(), *self._earlier)}
+            reason = "has another unit or sampling"
+            if owners == {PRIVATE_OWNERS}:
+                reason = "protects owners whose list is private, so nobody can compare the lists"
             raise UserError(
                 f"private.export: these weights were also trained with {', '.join(names)}, which "
-                "has another unit or sampling, so the ε of both together is unknown: save the "
-                "weights yourself, and state this."
+                f"{reason}, so the folder cannot state the ε of both together: save the weights "
+                "yourself, and state this."
             )
         if not self.ranks.is_first:  # all ranks have the same weights
             return
@@ -576,7 +608,11 @@ class Private:
             scheduler=scheduler.state_dict() if scheduler else {},
             carried=dict(self.algorithm.carried),
             built=self._describe_built(scheduler)
-            | {EARLIER: [training.as_dict() for training in self._earlier]},
+            | {
+                EARLIER: [training.as_dict() for training in self._earlier],
+                ID: self._id,
+                COUNTED: self._has_counted,
+            },
         )
         with explain_write_errors(self.checkpoint, "call it again"):
             checkpoint.save(self.checkpoint, state)
@@ -628,6 +664,8 @@ class Private:
                     raise checkpoint.Misfit(f"the {what} differs")
             saved.restore(self.model, self.optimizer, scheduler, self.algorithm.carried)
             self._earlier = frozenset(earlier)
+            self._id = str(saved.built.get(ID, ""))  # until this process takes a step
+            self._has_counted = bool(saved.built.get(COUNTED, False))
         except (checkpoint.Misfit, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{self.checkpoint}: does not fit this model, optimizer and schedule: "

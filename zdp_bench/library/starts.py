@@ -49,8 +49,9 @@ class Earlier:
         z: Effective noise multiplier of its mechanism.
         sampling: Sampling of its steps.
         steps: Number of steps in its ledger.
-        id: Random name of a `Private`. Two descriptions with the same id are of one training, and
-            the one with more steps covers the other. Empty in files of older versions.
+        id: Random name of the process's part of the training. Two descriptions with the same id
+            are of one training, and the one with more steps covers the other. Empty in files of
+            older versions.
     """
 
     ledger: str
