@@ -88,6 +88,17 @@ def test_private_weights_that_come_after_make_private_are_known(
         assert second.epsilon_with() == pytest.approx(whole)
 
 
+def test_a_training_whose_loop_is_suspended_is_known(tmp_path: Path) -> None:
+    with begin(model := network(), tmp_path / "first.jsonl") as first:
+        batches = first.batches()
+        for _ in range(3):
+            first.step(next(batches))
+        for holder in (model, copy.deepcopy(model)):
+            with begin(holder, tmp_path / "second.jsonl") as second:
+                trainings = second.report()["start"]["trainings"]
+                assert [training["steps"] for training in trainings] == [3]
+
+
 @pytest.mark.parametrize("turns", [[3, 2], [1, 1, 2, 1]], ids=str)
 def test_trainings_of_one_model_created_up_front_know_each_other(
     tmp_path: Path, turns: list[int], caplog: pytest.LogCaptureFixture

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, NoReturn
-from weakref import finalize
+from weakref import WeakSet, finalize
 
 import torch
 from torch import nn
@@ -63,6 +63,7 @@ ID = "id of the training"
 COUNTED = "counts steps that the model may not have taken"
 # Threads step one at a time, because hooks and random generators belong to the whole process.
 _STEP_LOCK = Lock()
+_LIVE: WeakSet[Private] = WeakSet()  # all trainings of this process
 MIN_LOSS = 1e-6  # of a smaller initial loss, a later one of normal size would be a large multiple
 
 
@@ -173,6 +174,7 @@ class Private:
         )
         watch_steps(self.model, self.optimizer, self.journal.resources)
         self._mark_weights()
+        _LIVE.add(self)
 
     def __repr__(self) -> str:
         return f"Private(done={self.done})"
@@ -214,7 +216,7 @@ class Private:
         finally:
             # A training that starts from these weights can then compose its ε with this one's.
             if self._num_steps_here:
-                starts.note(self.model, [self._as_earlier(), *self._earlier])
+                self._note_weights()
         self._require_sound()
         if self.done < self.steps:
             log.warning(
@@ -374,25 +376,36 @@ class Private:
         if self._write_error is not None:
             raise self._write_error
         parameters = dict(self.model.named_parameters())
-        is_changed = self._marks != mark_weights(parameters)
+        is_changed = not self._has_own_weights()
         # Marks do not detect a change through `.data`, so a start is always looked up.
         if is_changed or not self.done:
             self._look_up_start()
+            self._mark_weights()
         if is_changed and not self._was_warned:
             self._was_warned = True
             log.warning(
                 "the weights were changed outside private.step: ε holds for them only if what "
                 "changed them, such as averaging or clamping, used no private data"
             )
-        self._mark_weights()
         return parameters
 
     def _mark_weights(self) -> None:
         """Mark the weights, so that `_check_weights` detects a change."""
         self._marks: Marks = mark_weights(dict(self.model.named_parameters()))
 
+    def _note_weights(self) -> None:
+        """Record in this process the trainings that the weights come from."""
+        starts.note(self.model, [self._as_earlier(), *self._earlier])
+
+    def _has_own_weights(self) -> bool:
+        """Return True if the last change of the weights was a step of this training."""
+        return self._marks == mark_weights(dict(self.model.named_parameters()))
+
     def _look_up_start(self) -> None:
         """Add the known earlier trainings of the weights to those known so far."""
+        for training in [*_LIVE]:  # whose loops may be suspended
+            if training._num_steps_here and training._has_own_weights():
+                training._note_weights()
         found = starts.find(self.model, self.journal.path.parent)
         found = starts.exclude(found, self._as_earlier())
         self._earlier = starts.merge([*self._earlier, *found])
@@ -457,8 +470,8 @@ class Private:
             training._look_up_start()
         own = [training._as_earlier() for training in trainings]
         before = starts.merge(earlier for training in trainings for earlier in training._earlier)
-        for training in own:
-            before = starts.exclude(before, training)
+        for own_training in own:
+            before = starts.exclude(before, own_training)
         for earlier in before:
             if earlier.owners != self.units.stated or earlier.owners == PRIVATE_OWNERS:
                 raise UserError(
@@ -675,7 +688,7 @@ class Private:
         self._num_untaken = 0
         self._mark_weights()
         if self.done:  # if the training is finished, no step of this process records it
-            starts.note(self.model, [self._as_earlier(), *self._earlier])
+            self._note_weights()
         return True
 
     def close(self) -> None:

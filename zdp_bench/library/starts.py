@@ -123,7 +123,7 @@ def merge(trainings: Iterable[Earlier]) -> Trainings:
     for training in trainings:
         key = training.id or training
         known = merged.setdefault(key, training)
-        if training.steps > known.steps:
+        if training.steps >= known.steps:  # a file beside a moved ledger is read last
             merged[key] = training
     return frozenset(merged.values())
 
