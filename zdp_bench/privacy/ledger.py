@@ -18,10 +18,11 @@ anything that depends on the steps is saved, sent or shown (`Ledger.sync`). A po
 steps since then, but only together with the weights that they led to.
 
 A step that is repeated after a kill counts once only if it is provably the same release. To prove
-this, the ledger also records the states from which a process may start (`Start`).
+this, the ledger also records the states from which a process may start (`Start`). The chain leaves
+them out, because the loss of a start can only raise the count.
     - If step, state, code and machine match a recorded start, every step from there on has the same
-      bits as before, and counts once. If that stops being true, because memory runs out and the
-      micro-batches are halved, the start is revoked (`Revocation`).
+      bits as before, and counts once. If memory runs out, the micro-batches are halved, and the
+      start is revoked (`Revocation`), because a repeat would not have the same bits.
     - Otherwise, a new GENERATION begins, which has its own key for noise and batches
       (`Ledger.generation`). Its steps are new, independent releases. The earlier ones still count,
       even if their ledger was set aside.
@@ -580,11 +581,13 @@ def drop_copies(ledgers: Sequence[Path]) -> list[Path]:
 def _is_copy(content: bytes, original: bytes) -> bool:
     """Return True if a ledger is provably a copy of the beginning of another one.
 
-    Without a nonce, two ledgers of secure noise are equal if both list the steps 0, 1, 2, …,
-    although all their releases differ.
+    Without a nonce, it may be another attempt with secure noise: its lines are the same, because
+    they state the numbers of its steps alone, but its releases are others.
     """
-    if not content or not original.startswith(content):
-        return not content
+    if not content:
+        return True  # it lists no step
+    if not original.startswith(content):
+        return False
     first_line, _, _ = content.partition(b"\n")
     try:
         head, _ = parse(first_line)
