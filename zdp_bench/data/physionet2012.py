@@ -66,6 +66,7 @@ class Range:
         """Return (values − middle) / width of the range, clipped to ±`LIMIT`."""
         low, high = self.low, self.high
         if self.is_log:
+            # 0 has no logarithm. Values this far below `low` are clipped anyway.
             values = np.log(np.maximum(values, low / 1000))
             low, high = math.log(low), math.log(high)
         middle = (low + high) / 2
@@ -88,14 +89,14 @@ RANGES = {
     "AST": Range(12, 190, is_log=True),  # IU/L; likewise
     "Bilirubin": Range(0.3, 2, is_log=True),  # mg/dL; SOFA: two points from 2
     "BUN": Range(7, 40, is_log=True),  # mg/dL; APACHE III: more points from 40
-    "Cholesterol": Range(120, 200),  # mg/dL; between low and more than desirable
+    "Cholesterol": Range(120, 200),  # mg/dL; more than desirable from 200
     "Creatinine": Range(0.5, 2, is_log=True),  # mg/dL; SOFA: two points from 2
-    "DiasABP": Range(52, 80),  # mmHg; follows from systolic and mean pressure
+    "DiasABP": Range(52, 80),  # mmHg; (3 · MAP − SysABP) / 2 of their ends, rounded
     "FiO2": Range(0.21, 0.6),  # room air, and where oxygen becomes toxic
     "GCS": Range(10, 15),  # SOFA: two points from 12 to 10
     "Glucose": Range(70, 180, is_log=True),  # mg/dL; NICE-SUGAR 2009: the conventional target
     "HCO3": Range(20, 28),  # mmol/L; SAPS II: points below 20
-    "HCT": Range(21, 36),  # %; TRICC (Hébert et al. 1999): haemoglobin of 7 to 12 g/dL
+    "HCT": Range(21, 36),  # %; TRICC (Hébert et al. 1999): three times 7 to 12 g/dL
     "HR": Range(60, 110),  # bpm; APACHE II: points from 110
     "K": Range(3.5, 5),  # mmol/L
     "Lactate": Range(0.5, 4, is_log=True),  # mmol/L; SSC: tissue is short of oxygen from 4
@@ -116,12 +117,13 @@ RANGES = {
     "Temp": Range(36, 38.4),  # °C; APACHE II: no points
     "TroponinI": Range(0.04, 4, is_log=True),  # µg/L; to a hundred times the reference limit
     "TroponinT": Range(0.01, 1, is_log=True),  # µg/L; likewise
-    "Urine": Range(35, 140, is_log=True),  # mL; SSC: 0.5 mL/kg in an hour, of 70 kg; four times it
+    "Urine": Range(35, 140, is_log=True),  # mL; SSC: 0.5 mL/kg in an hour, at 70 kg; times four
     "WBC": Range(4, 20, is_log=True),  # 1000/µL; SAPS II: points from 20
-    "Weight": Range(50, 100),  # kg; round
+    "Weight": Range(50, 100),  # kg; round numbers
 }
-AGE = Range(50, 80)  # years; round
-HEIGHT = Range(160, 180)  # cm; round
+AGE = Range(50, 80)  # years; round numbers
+HEIGHT = Range(160, 180)  # cm; round numbers
+# 3: age, sex and height
 NUM_FEATURES = len(RANGES) * len(STATISTICS) + 3 + len(ICU_TYPES)
 
 Record = dict[str, tuple[np.ndarray, np.ndarray]]  # variable -> minutes, values
@@ -129,16 +131,16 @@ Record = dict[str, tuple[np.ndarray, np.ndarray]]  # variable -> minutes, values
 
 @dataclass(frozen=True)
 class Patient:
-    """The record of a patient, and its outcome.
+    """The record of a patient, and the patient's outcome.
 
     Attributes:
         path: path of the record, below the folder of the data set.
-        number: RecordID of the patient.
+        record_id: RecordID of the patient.
         died: whether the patient died in hospital.
     """
 
     path: Path
-    number: str
+    record_id: str
     died: bool
 
 
@@ -161,20 +163,22 @@ class Physionet2012(Dataset):
     def load(self, root: Path) -> Splits:
         """Load the records.
 
-        They are 'official' if they have the published numbers of patients and deaths, because no
-        checksums are published.
+        No checksums are published. Records with the published numbers of patients and deaths count
+        as 'official'.
         """
         home = root / FOLDER
         sets = {name: list_patients(home, name) for name in SETS}
         patients = [*sets["a"], *sets["b"]]
         contents = [f"{patient.path}:{sha256(home / patient.path)}" for patient in patients]
-        ranges = f"{RANGES!r}:{AGE!r}:{HEIGHT!r}:{LIMIT}:{FEATURES_VERSION}"
-        features = f"{digest(''.join(contents))}:{ranges}"
-        inputs = self._load_features([home / patient.path for patient in patients], features)
+        recipe = f"{RANGES!r}:{AGE!r}:{HEIGHT!r}:{LIMIT}:{FEATURES_VERSION}"
+        cache_key = f"{digest(''.join(contents))}:{recipe}"
+        inputs = self._load_features([home / patient.path for patient in patients], cache_key)
         targets = torch.tensor([int(patient.died) for patient in patients])
-        names, owners = np.unique([patient.number for patient in patients], return_inverse=True)
+        record_ids = [patient.record_id for patient in patients]
+        names, owners = np.unique(record_ids, return_inverse=True)
         all_examples = Examples(inputs, targets, torch.from_numpy(owners))
-        is_validation = self.hold_out([patient.number for patient in sets["a"]])
+        # `patients` begins with set-a, so its mask indexes the first examples. Set-b is for tests.
+        is_validation = self.hold_out([patient.record_id for patient in sets["a"]])
         train = take(all_examples, np.flatnonzero(~is_validation))
         validation = take(all_examples, np.flatnonzero(is_validation))
         test = take(all_examples, np.arange(len(is_validation), len(patients)))
@@ -189,7 +193,7 @@ class Physionet2012(Dataset):
             input_shape=(NUM_FEATURES,),
             outputs=1,
             provenance="official" if is_complete else "derived",
-            digest=digest(f"{features}:{outcomes}:{options!r}"),
+            digest=digest(f"{cache_key}:{outcomes}:{options!r}"),
             notes=f"one record per patient: {len(train):,} patients to train, {len(validation):,} "
             f"to validate (public), {len(test):,} to test; {deaths['a']:,} of set-a and "
             f"{deaths['b']:,} of set-b died in hospital",
@@ -200,37 +204,39 @@ class Physionet2012(Dataset):
     def _load_features(
         self,
         paths: list[Path],
-        name: str,
+        cache_key: str,
     ) -> torch.Tensor:
-        """Load the features of records, float32 [n, NUM_FEATURES], from the cache.
+        """Return the features of records, scaled to `norm`, float32 [n, NUM_FEATURES].
+
+        The cache holds them unscaled.
 
         Args:
             paths: paths of the records.
-            name: text that identifies records, ranges and version, for the cache key.
+            cache_key: text that identifies records, ranges and version.
         """
         shape = (len(paths), NUM_FEATURES)
         blocks = (make_features(path)[None] for path in paths)
-        rows = torch.from_numpy(load_or_make("stays", digest(name), shape, np.float32, blocks))
+        rows = torch.from_numpy(load_or_make("stays", digest(cache_key), shape, np.float32, blocks))
         if self.norm is None:
             return rows
         return rows * (self.norm / rows.norm(dim=1, keepdim=True).clamp(min=1e-6))
 
-    def hold_out(self, numbers: list[str]) -> np.ndarray:
-        """Draw the validation patients of set-a, and return whether each patient is one [n].
+    def hold_out(self, record_ids: list[str]) -> np.ndarray:
+        """Return which patients of set-a are drawn for validation, a mask [n].
 
         Args:
-            numbers: RecordID of each patient.
+            record_ids: RecordID of each patient.
         """
-        is_validation = hold_out_owners(numbers, self.validation_share, self.split_seed)
-        rule = f"leaves none of {len(numbers)} patients to train on"
+        is_validation = hold_out_owners(record_ids, self.validation_share, self.split_seed)
+        rule = f"leaves none of {len(record_ids)} patients to train on"
         require(not is_validation.all(), "dataset.validation_share", self.validation_share, rule)
         return is_validation
 
     def released(self, root: Path) -> DatasetInfo | None:
         if (root / FOLDER).is_dir():
             return None
-        numbers = [str(number) for number in range(NUM_PATIENTS)]
-        num_validation = int(self.hold_out(numbers).sum())
+        record_ids = [str(number) for number in range(NUM_PATIENTS)]  # any: the count is the same
+        num_validation = int(self.hold_out(record_ids).sum())
         return DatasetInfo(
             train=NUM_PATIENTS - num_validation,
             test=NUM_PATIENTS,
@@ -249,7 +255,7 @@ def take(examples: Examples, rows: np.ndarray) -> Examples:
 
 
 def list_patients(home: Path, name: str) -> list[Patient]:
-    """List the patients of a set, sorted by number, without opening their records.
+    """List the patients of a set, sorted by name, without opening their records.
 
     Raises:
         UserError: the folder or the outcomes are missing, or belong to different patients.
@@ -265,18 +271,18 @@ def list_patients(home: Path, name: str) -> list[Patient]:
         lambda path: path.suffix == ".txt" and path.stem in died,
         f"is not the record of a patient in {table.name}",
     )
-    numbers = {path.stem for path in paths}
-    for number in died:
-        if number not in numbers:
+    record_ids = {path.stem for path in paths}
+    for record_id in died:
+        if record_id not in record_ids:
             raise UserError(
-                f"{folder / number}.txt: is missing, but {table.name} has its outcome; unpack the "
-                "whole set."
+                f"{folder / record_id}.txt: is missing, but {table.name} has its outcome; unpack "
+                "the whole set."
             )
     return [Patient(path.relative_to(home), path.stem, died[path.stem]) for path in paths]
 
 
 def read_outcomes(table: Path) -> dict[str, bool]:
-    """Return number of the patient -> whether the patient died in hospital."""
+    """Return whether each patient died in hospital, by RecordID."""
     lines = csv.reader(read_text(table).splitlines(), strict=True)
     died: dict[str, bool] = {}
     with reading(table):
@@ -284,11 +290,11 @@ def read_outcomes(table: Path) -> dict[str, bool]:
         for cells in lines:
             where = f"in line {lines.line_num}"
             expect(len(cells) == len(OUTCOMES), f"has {len(cells)} cells {where}")
-            number, death = cells[0], cells[-1]
-            expect(bool(re.fullmatch(r"\d{1,9}", number)), f"has no RecordID {where}")
+            record_id, death = cells[0], cells[-1]
+            expect(bool(re.fullmatch(r"\d{1,9}", record_id)), f"has no RecordID {where}")
             expect(death in ("0", "1"), f"has the outcome '{death}' {where}, neither 0 nor 1")
-            expect(number not in died, f"names patient {number} a second time {where}")
-            died[number] = death == "1"
+            expect(record_id not in died, f"names patient {record_id} a second time {where}")
+            died[record_id] = death == "1"
         expect(bool(died), "names no patient")
     return died
 
@@ -305,7 +311,8 @@ def summarise(series: tuple[np.ndarray, np.ndarray] | None, usual: Range) -> np.
 
     Args:
         series: minutes and values; None if the variable was not measured, which gives the middle of
-            its range. If nothing was measured after 24 hours, the last value replaces that mean.
+            its range. If it was not measured after 24 hours, its last value replaces the mean after
+            24 hours.
         usual: range of the variable.
     """
     if series is None:
@@ -327,7 +334,7 @@ def summarise(series: tuple[np.ndarray, np.ndarray] | None, usual: Range) -> np.
 
 
 def describe(record: Record) -> np.ndarray:
-    """Return age, sex, height and type of the unit, float64 [3 + len(ICU_TYPES)], 0 if not known.
+    """Return age, sex, height and type of ICU, float64 [3 + len(ICU_TYPES)], 0 if unknown.
 
     The published records state −1 for an unknown value, which `read_record` leaves out.
     """
@@ -356,29 +363,29 @@ def read_record(path: Path) -> Record:
     values: dict[str, list[float]] = {}
     with reading(path):
         expect(bool(lines) and lines[0] == HEADER, f"does not begin with {HEADER}")
-        for number, (minute, name, value) in enumerate(parse_lines(lines[1:]), 2):
-            has_own_number = name != "RecordID" or value == int(path.stem)
-            rule = f"has the RecordID {value:.10g} in line {number}, but another name"
-            expect(has_own_number, rule)
+        for line_number, (minute, name, value) in enumerate(parse_lines(lines[1:]), 2):
+            is_own_record = name != "RecordID" or value == int(path.stem)
+            fault = f"has the RecordID {value:.10g} in line {line_number}, but another name"
+            expect(is_own_record, fault)
             if value < 0:
                 continue
             minutes.setdefault(name, []).append(minute)
             values.setdefault(name, []).append(value)
         expect(len(values.get("RecordID", ())) == 1, "does not have exactly one RecordID")
         for name, allowed in CODES.items():
-            rule = f"has a value of {name} other than {', '.join(map(str, allowed))}"
-            expect(set(values.get(name, ())) <= set(allowed), rule)
+            fault = f"has a value of {name} other than {', '.join(map(str, allowed))}"
+            expect(set(values.get(name, ())) <= set(allowed), fault)
     record = {}
-    for name, numbers in values.items():
+    for name, measured in values.items():
         order = np.argsort(minutes[name], kind="stable")
-        record[name] = (np.array(minutes[name])[order], np.array(numbers)[order])
+        record[name] = (np.array(minutes[name])[order], np.array(measured)[order])
     return record
 
 
 def parse_lines(lines: Sequence[str]) -> Iterator[tuple[int, str, float]]:
     """Yield minute, variable and value of each line of a record below its header."""
-    for number, line in enumerate(lines, 2):
-        where = f"in line {number}"
+    for line_number, line in enumerate(lines, 2):
+        where = f"in line {line_number}"
         cells = line.split(",")
         expect(len(cells) == 3, f"has {len(cells)} cells {where}")
         time, name, value = cells

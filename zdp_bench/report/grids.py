@@ -4,7 +4,7 @@ A table has one line for each row or, if a row has variants, one for each varian
 column per target ε; ε = ∞ is training without privacy. A run belongs to a line if, apart from the
 seed, it computes the same as one of the line's jobs: their experiment digests are equal (`Filling`,
 in `report.cells`). With `compare: VARIANT`, notes below the table compare that variant with the
-others of its row, one seed at a time.
+others of its row, by t-tests that pair runs of the same seed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Line:
 
     @property
     def display_format(self) -> tuple[float, int, str]:
-        """The factor by which its metric is shown, the number of digits, and the unit."""
+        """The factor, the number of decimals and the unit with which its metric is shown."""
         metric = self.metric
         if metric.unit:
             digits = 1
@@ -67,7 +67,7 @@ class Line:
         return metric.scale, digits, metric.unit
 
     @property
-    def targets(self) -> list[float]:
+    def private_targets(self) -> list[float]:
         """The target ε of its private runs, the largest first."""
         return sorted((target for target in self.runs if target < math.inf), reverse=True)
 
@@ -77,13 +77,13 @@ class Line:
 
         Other seeds spend the same. Other folds may train on slightly more or fewer units.
         """
-        return {target: self.runs[target][0].privacy for target in self.targets}
+        return {target: self.runs[target][0].privacy for target in self.private_targets}
 
     @property
     def unit_counts(self) -> list[int]:
         """The distinct numbers of units that its private runs train on, in ascending order."""
         counts: set[int] = set()
-        for target in self.targets:
+        for target in self.private_targets:
             # `records` of a sampling counts the units that a step draws from.
             counts |= {run.privacy.sampling.records for run in self.runs[target]}
         return sorted(counts)
@@ -91,12 +91,12 @@ class Line:
     @property
     def privacy_unit(self) -> str:
         """Whose participation ε protects; empty without a private run."""
-        if not self.targets:
+        if not self.private_targets:
             return ""
-        return self.spent[self.targets[0]].epsilon_of
+        return self.spent[self.private_targets[0]].epsilon_of
 
-    def score_of_seed(self, target: float) -> dict[int, float]:
-        """Return the test metric of each seed, averaged over its folds."""
+    def scores_by_seed(self, target: float) -> dict[int, float]:
+        """Return the test metric by seed, averaged over the folds of each."""
         folds: dict[int, list[float]] = {}
         for run in self.runs.get(target, []):
             folds.setdefault(run.seed, []).append(float(run.headline.value))
@@ -107,8 +107,8 @@ class Line:
 
         None without a baseline, without runs, or if non-private training gains nothing.
         """
-        non_private = self.score_of_seed(math.inf).values()
-        private = self.score_of_seed(target).values()
+        non_private = self.scores_by_seed(math.inf).values()
+        private = self.scores_by_seed(target).values()
         if self.baseline is None or not non_private or not private:
             return None
         whole_gain = self.metric.gain(mean(non_private), self.baseline)
@@ -185,7 +185,7 @@ def _make_lines(
     variants = list(layout.get("variants") or ())
 
     def sort_key(line: Line) -> tuple[int, int, str]:
-        variant = str(line.variant)
+        variant = line.variant or ""
         rank = len(variants)  # unlisted variants come last
         if variant in variants:
             rank = variants.index(variant)
@@ -232,7 +232,7 @@ def _cells_of(
 def _show_values(line: Line, target: float) -> str:
     """Return mean, deviation and retained gain: '89.3 ± 0.1 % (98 %)'; empty without a run."""
     scale, digits, unit = line.display_format
-    values = list(line.score_of_seed(target).values())
+    values = list(line.scores_by_seed(target).values())
     if not values:
         return ""
     shown = mean_and_deviation(values, unit, digits, scale, with_count=False)
@@ -259,11 +259,9 @@ def _heading(target: float) -> str:
 
 def _numbers(line: Line, target: float) -> dict[str, object]:
     """Return the CSV's values of one line and target ε."""
-    runs, values, retained = (
-        line.runs[target],
-        line.score_of_seed(target),
-        line.retained_gain(target),
-    )
+    runs = line.runs[target]
+    scores = line.scores_by_seed(target)
+    retained = line.retained_gain(target)
     privacy, data = runs[0].privacy, runs[0].data
     return {
         "row": line.row,
@@ -276,11 +274,11 @@ def _numbers(line: Line, target: float) -> dict[str, object]:
         "unit": line.privacy_unit,
         "num_units": " ".join(map(str, line.unit_counts)),
         "delta": privacy.delta,
-        "mean": round(mean(values.values()), 6),
+        "mean": round(mean(scores.values()), 6),
         "kept": None if retained is None else round(retained, 4),
-        "num_seeds": len(values),
-        "values": " ".join(f"{value:.6g}" for value in values.values()),
-        "seeds": " ".join(map(str, values)),
+        "num_seeds": len(scores),
+        "values": " ".join(f"{score:.6g}" for score in scores.values()),
+        "seeds": " ".join(map(str, scores)),
         "data": f"{data.name}, {data.provenance}",
         "runs": " ".join(run.run[:16] for run in runs),
     }
@@ -319,7 +317,9 @@ def compare_variants(lines: Sequence[Line], chosen: str | None) -> list[str]:
         return []
     comparisons: list[Comparison] = []
     sentences = []
-    for line in [line for line in lines if line.variant == chosen]:
+    for line in lines:
+        if line.variant != chosen:
+            continue
         others = [other for other in lines if other.row == line.row and other.variant != chosen]
         for other in others:
             at_each_epsilon = _compare(line, other)
@@ -330,6 +330,7 @@ def compare_variants(lines: Sequence[Line], chosen: str | None) -> list[str]:
     if not comparisons:
         return []
     count, threshold = len(comparisons), bonferroni(len(comparisons))
+    # A p that is NaN, of equal differences, is not below: no difference is shown.
     different = [comparison for comparison in comparisons if comparison.test.p < threshold]
     better = [comparison for comparison in different if comparison.gain > 0]
     worse = [comparison for comparison in different if comparison.gain < 0]
@@ -346,7 +347,7 @@ def _compare(line: Line, other: Line) -> list[Comparison]:
     """Compare two lines at each ε that both have, the largest first."""
     comparisons = []
     for target in sorted(line.runs.keys() & other.runs.keys(), reverse=True):
-        values, other_values = line.score_of_seed(target), other.score_of_seed(target)
+        values, other_values = line.scores_by_seed(target), other.scores_by_seed(target)
         seeds = sorted(values.keys() & other_values.keys())
         test = paired_t([values[seed] for seed in seeds], [other_values[seed] for seed in seeds])
         if test is not None:

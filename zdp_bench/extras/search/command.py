@@ -1,5 +1,5 @@
-"""Search hyper-parameters within one ε: 'optimizer.lr=tag(log,interval(0.01,1))',
-algorithm.max_grad_norm=0.5,1,2, or any other value of Hydra's sweep grammar. Optuna proposes
+"""Search hyper-parameters within one ε. Give keys several values in Hydra's sweep grammar, such as
+'optimizer.lr=tag(log,interval(0.01,1))' or algorithm.max_grad_norm=0.5,1,2. Optuna proposes
 trials. Each is a run with a record; the best one has the best metric on validation examples. The
 search prints the total ε of all trials, and --epsilon E limits it. The same command continues a
 stopped search.

@@ -1,7 +1,7 @@
 """Search hyper-parameters: Optuna proposes trials, each is a run, and their total ε is reported.
 
-The total ε composes all runs of the recipe on this data set in the results folder, as `budget`
-counts them. This includes runs of earlier searches, and runs whose folders were renamed.
+The total ε is composed over all runs of the recipe on this data set in the results folder, as
+`budget` counts them. This includes runs of earlier searches, and runs whose folders were renamed.
 
 Optuna's proposals are determined by the recipe's seed and the scores of earlier trials. The same
 command therefore proposes the same trials after a kill: finished runs are found, the interrupted
@@ -40,11 +40,11 @@ from zdp_bench.records import Document
 from zdp_bench.report.number_format import name_one
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.tasks.metric import Metric, metric_of
+from zdp_bench.training import validation
 from zdp_bench.training.evaluation import DIVERGED, evaluate
 from zdp_bench.training.public_start import digest_of
 from zdp_bench.training.setup import ModelSetup, Setup, load_data
 from zdp_bench.training.spending import plan_spending, read_recipes_spendings
-from zdp_bench.training.validation import DEFAULT, KEY
 
 FOLDER = "searches"  # in the results folder
 MAX_SHOWN = 10  # number of trials in the printed table; CSV and JSON have all of them
@@ -59,7 +59,7 @@ def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
     Formal guarantees: every trial is a run with a ledger and counts in full, even if it failed or
     was stopped. `epsilon_all` is the tight ε of all runs of the recipe on this data set, in any
     adaptive order, and `epsilon_all_unit` is that of an owner of several examples. With
-    `options.epsilon`, no trial starts that would make the total ε larger.
+    `options.epsilon`, no trial starts with which the total ε would exceed it.
 
     Args:
         options: the search, as `read_search` returns it.
@@ -76,7 +76,7 @@ def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
     require_central(config, "search")
     data = load_data(config)
     if data.validation is None:
-        word = f"{KEY}={DEFAULT:g}"
+        word = f"{validation.KEY}={validation.DEFAULT:g}"
         options = hold_out(options, word)
         config = configured(options.example())
         data = load_data(config)
@@ -119,14 +119,14 @@ def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
                 if earlier_runs and is_first_new_trial:
                     print_line(_describe_earlier_runs(options, config, earlier_runs))
             words += noise
-            run = digest_of(configured(words), data.digest)
-            ended_by = find_limit(options, configured(words), data, run, number)
+            run_digest = digest_of(configured(words), data.digest)
+            ended_by = explain_excess(options, configured(words), data, run_digest, number)
             if ended_by and not trials:
                 raise UserError(ended_by)
             if ended_by:
                 print_line(ended_by)
                 break
-            trial = {"trial": number, "values": proposal.params, "noise": noise, "run": run}
+            trial = {"trial": number, "values": proposal.params, "noise": noise, "run": run_digest}
             trials.append(trial | {"state": "open", "score": None})
             write_record()
             trials[-1] |= _run_trial(words, number, metric.name, show)
@@ -228,8 +228,9 @@ def create_study(
     config: Run,
     metric: Metric,
 ) -> optuna.Study:
-    """Create Optuna's study, whose proposals the recipe's seed determines."""
+    """Create Optuna's study, whose proposals are determined by the recipe's seed."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    # For a grid, any sampler will do: `ask` returns the queued combinations in order.
     sampler = TPESampler if options.sampler == "tpe" else RandomSampler
     seed = config.seed % 2**32  # Optuna takes 32 bits, a recipe's seed may have 64
     study = optuna.create_study(direction=direction(metric), sampler=sampler(seed=seed))
@@ -262,7 +263,7 @@ def hold_out(options: Search, word: str) -> Search:
         UserError: the search sets this key already.
     """
     for fixed in options.fixed:
-        if fixed.lstrip("+").startswith(f"{KEY}="):
+        if fixed.lstrip("+").startswith(f"{validation.KEY}="):
             raise UserError(
                 f"{fixed}: a search chooses the best trial on validation examples, so the share "
                 "must be above 0; or remove the key."
@@ -282,6 +283,7 @@ def find_metric(
     """
     assert data.validation is not None
     setup = ModelSetup.of(config, data, torch.device("cpu"))
+    # The model is untrained: this is only to learn the names of the task's metrics.
     metrics = evaluate(setup.model, setup.task, data.validation, setup.device)
     name = options.metric or setup.task.headline
     if name not in metrics:
@@ -317,8 +319,8 @@ def _run_trial(
     }
 
 
-def spend(config: Run, data: Splits) -> Spent:
-    """Return what a run will spend if it takes all its steps."""
+def plan_spent(config: Run, data: Splits) -> Spent:
+    """Return what all steps of a run will spend, counting those that may draw a given example."""
     setup = Setup.of(config, data, torch.device("cpu"))
     sampling = setup.plan.sampling
     steps = sampling.steps_of_one(setup.plan.steps)
@@ -326,19 +328,19 @@ def spend(config: Run, data: Splits) -> Spent:
 
 
 def calibrate_noise(
-    search: Search,
+    options: Search,
     words: Sequence[str],
     data: Splits,
     earlier_runs: Sequence[Spending],
 ) -> list[str]:
     """Return the overrides that calibrate a trial's noise to the search's ε; empty without one.
 
-    Formal guarantees: the earlier runs and `search.trials` trials like this one together have a
-    tight ε of at most `search.epsilon`. A trial that has to repeat steps after a kill is stopped by
-    its `max_epsilon`.
+    Formal guarantees: the earlier runs and `options.trials` trials like this one together have a
+    tight ε of at most `options.epsilon`. A trial that has to repeat steps after a kill is stopped
+    by its `max_epsilon`.
 
     Args:
-        search: the search.
+        options: the search.
         words: the overrides of the trial.
         data: the data set.
         earlier_runs: runs that are not trials of this search; see `find_earlier_runs`.
@@ -346,7 +348,7 @@ def calibrate_noise(
     Raises:
         UserError: the algorithm has no noise, or no noise keeps the search within its ε.
     """
-    if search.epsilon is None:
+    if options.epsilon is None:
         return []
     no_target = ["privacy.target_epsilon=null", "privacy.claimed_epsilon=null"]
     words = [*words, *no_target, "privacy.max_epsilon=null"]
@@ -358,30 +360,30 @@ def calibrate_noise(
         )
     delta = config.privacy.delta
     if earlier_runs:
-        _require_budget_left(search, config, earlier_runs)
+        _require_budget_left(options, config, earlier_runs)
     # The number of steps and the sampling do not depend on the noise multiplier.
-    unit_trial = spend(configured([*words, "algorithm.noise_multiplier=1.0"]), data)
+    trial_at_1 = plan_spent(configured([*words, "algorithm.noise_multiplier=1.0"]), data)
     try:
         if earlier_runs:
             spent = list_spent(earlier_runs, config.privacy.by_patient)
-            multiplier = calibrate_beside(search.epsilon, spent, unit_trial, search.trials, delta)
+            multiplier = calibrate_beside(options.epsilon, spent, trial_at_1, options.trials, delta)
         else:
-            mechanism = Mechanism.of_z(unit_trial.z, unit_trial.sampling)
-            steps = unit_trial.steps * search.trials
-            multiplier = calibrate_mechanism(search.epsilon, mechanism, steps, delta)
+            mechanism = Mechanism.of_z(trial_at_1.z, trial_at_1.sampling)
+            steps = trial_at_1.steps * options.trials
+            multiplier = calibrate_mechanism(options.epsilon, mechanism, steps, delta)
     except ValueError as error:
-        raise UserError(f"--epsilon {search.epsilon:g}: {error}.") from None
+        raise UserError(f"--epsilon {options.epsilon:g}: {error}.") from None
     noise = f"algorithm.noise_multiplier={multiplier!r}"
-    trial = spend(configured([*words, noise]), data)
+    trial = plan_spent(configured([*words, noise]), data)
     trial_epsilon = tight_epsilon(Mechanism.of_z(trial.z, trial.sampling), trial.steps, delta)
     return [*no_target, noise, f"privacy.max_epsilon={trial_epsilon * SLACK!r}"]
 
 
-def find_limit(
+def explain_excess(
     options: Search,
     config: Run,
     data: Splits,
-    run: str,
+    run_digest: str,
     number: int,
 ) -> str:
     """Return why a trial would exceed the search's ε, or "" if it would not.
@@ -390,10 +392,10 @@ def find_limit(
         options: the search.
         config: the trial's configuration.
         data: the data set.
-        run: the digest of the trial's run; a finished run has already spent its ε.
+        run_digest: the digest of the trial's run; a finished run has already spent its ε.
         number: the trial's number.
     """
-    home = records.folder(config.results, config.recipe, run)
+    home = records.folder(config.results, config.recipe, run_digest)
     if options.epsilon is None or (home / "record.json").exists():
         return ""
     setup = Setup.of(config, data, torch.device("cpu"))
@@ -431,6 +433,9 @@ def describe(
     spendings = read_recipes_spendings(config, data)
     has_owners = any(spending.examples > 1 for spending in spendings)
     delta = config.privacy.delta
+    epsilon_of_unit = None
+    if has_owners:
+        epsilon_of_unit = _find_epsilon(spendings, delta, per_unit=True)
     best = None  # the first one, if several trials have the best score
     for trial in trials:
         if trial["score"] is None:
@@ -459,8 +464,8 @@ def describe(
             "delta": delta,
             "epsilon_asked": options.epsilon,
             "runs": len(spendings),
-            "epsilon_all": _find_epsilon(spendings, False, delta),
-            "epsilon_all_unit": _find_epsilon(spendings, True, delta) if has_owners else None,
+            "epsilon_all": _find_epsilon(spendings, delta, per_unit=False),
+            "epsilon_all_unit": epsilon_of_unit,
             "unit": data.unit,
         },
     }
@@ -468,8 +473,8 @@ def describe(
 
 def _find_epsilon(
     spendings: list[Spending],
-    per_unit: bool,
     delta: float,
+    per_unit: bool,
 ) -> float | None:
     """Return the total tight ε for one example, or for one unit; None if it is unknown."""
     try:

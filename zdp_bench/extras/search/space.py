@@ -121,10 +121,10 @@ def read_search(
             "'optimizer.lr=tag(log,interval(0.01,1))' or algorithm.max_grad_norm=0.5,1,2."
         )
     fixed = tuple(str(word.input_line) for word in parsed if not word.is_sweep_override())
-    settings = (*EPSILONS, "algorithm.noise_multiplier", "privacy.max_epsilon")
+    keys_of_noise = (*EPSILONS, "algorithm.noise_multiplier", "privacy.max_epsilon")
     for word in (*fixed, *searched):
         key = word.partition("=")[0].lstrip("+")
-        if epsilon is not None and key in settings:
+        if epsilon is not None and key in keys_of_noise:
             raise UserError(
                 f"{key} with --epsilon: the search chooses each trial's noise so that all "
                 "together stay within ε; remove one of them."
