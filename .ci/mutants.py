@@ -4,9 +4,9 @@
 
 cosmic-ray makes the mutants. Each is tried in a copy of the repository against the few test files
 that cover its module (`mutants.toml`), until the time is over; the seed that is printed draws the
-same mutants again. What no test can see is no mutant: types, words of errors, decorators, and
-what only decides how fast something is. A mutant that is known to behave like the original stands
-in `mutants.toml` with the reason. Ends with 1 where less than 95 % of the rest die.
+same mutants again. What no test can see is no mutant: types, words of errors, decorators,
+assertions, and what only decides how fast something is. A mutant that is known to behave like the
+original stands in `mutants.toml` with the reason. Ends with 1 where less than 95 % of the rest die.
 """
 
 from __future__ import annotations
@@ -196,6 +196,8 @@ def _unseen(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]
             parts = [node] if assigned & fast else []
         elif isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert):
             parts = [node]
+        elif isinstance(node, ast.keyword) and node.arg == "strict":  # asserts equal lengths
+            parts = [node.value]
         elif (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)

@@ -93,6 +93,17 @@ def test_the_bound_moves_geometrically_and_by_the_release_alone() -> None:
         assert algorithm.carried["bound"] == pytest.approx(factor * before)
 
 
+def test_the_bound_stays_in_its_range_and_a_norm_at_the_bound_is_unclipped() -> None:
+    assert adaptive_bound.adapt_bound(1e12, 0.0, 0.9) == 1e12
+    assert adaptive_bound.adapt_bound(1e-12, 1.0, 0.1) == 1e-12
+    norms = torch.tensor([0.5, 1.0, 1.5, math.inf], dtype=torch.float64)
+    counts = adaptive_bound.count_unclipped(norms, 1.0)
+    assert counts.tolist() == [[0.5], [0.5], [-0.5], [0.0]]
+    by_layer = torch.tensor([[0.5, 0.5], [0.5, 2.0], [math.nan, 0.5]], dtype=torch.float64)
+    counts = adaptive_bound.count_unclipped(by_layer, 0.5 * math.sqrt(2) + 1e-9)
+    assert counts.tolist() == [[0.5], [0.0], [0.0]]
+
+
 def test_the_bound_comes_to_the_quantile_of_the_norms() -> None:
     norms = torch.linspace(1, 9, 801)
     bound = 1e-3

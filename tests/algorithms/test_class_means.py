@@ -16,6 +16,7 @@ from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.class_means import ClassMeans
 from zdp_bench.config import configured
 from zdp_bench.errors import UserError
+from zdp_bench.gradients.clipping import SAFETY
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup
 from zdp_bench.tasks.classification import Classification
@@ -180,3 +181,39 @@ def test_what_is_no_linear_layer_or_class_is_refused() -> None:
         algorithm.contributions((examples(4, kind)[0], torch.randn(4)))
     with pytest.raises(UserError, match="none is left unclipped"):
         make(("dp_sgd", {"clip_quantile": 0.5, "start_steps": 2}, "linear"))
+
+
+def test_the_shares_of_a_start_are_class_means_of_norm_c() -> None:
+    start, _, kind = make(("dp_sgd", {"start_steps": 2}, "linear"))
+    means = make(CASE)[0].contributions(examples(4, kind))["linear.weight"]
+    found = start.contributions(examples(4, kind))["linear.weight"]
+    torch.testing.assert_close(found, 0.7 * SAFETY * means, rtol=1e-12, atol=0)
+
+
+def test_a_broken_example_and_an_empty_sum_are_zero() -> None:
+    algorithm, _, kind = make(CASE)
+    assert isinstance(algorithm, ClassMeans)
+    inputs, targets = examples(3, kind)
+    inputs[1] = torch.nan
+    norms = algorithm.contributions((inputs, targets))["linear.weight"].norm(dim=(1, 2))
+    assert norms.tolist() == pytest.approx([1.0, 0.0, 1.0])
+    for length, norm in ((0.0, 0.0), (1e-3, 2.0), (1e3, 2.0)):
+        direction = torch.zeros(3, 5, dtype=torch.float64)
+        direction[0, 0] = length
+        weights = algorithm.sums.weights_along(direction, 2.0)["linear.weight"]
+        assert float(weights[0, 0]) == float(weights.norm()) == pytest.approx(norm)
+
+
+@pytest.mark.parametrize("shares", [None, (1,) * 6])
+def test_one_logit_takes_probabilities(shares: tuple[int, ...] | None) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(5, 1)).double()
+    problem = Problem(model, Classification().loss, ONCE)
+    algorithm = ClassMeans(problem, noise_multiplier=1.0)
+    inputs = torch.randn(6, 5, dtype=torch.float64)
+    targets = torch.tensor([0.0, 0.4, 0.6, 1.0, 7.0, torch.nan])
+    signs = torch.tensor([-1.0, -1.0, 1.0, 1.0, 1.0, -1.0], dtype=torch.float64)
+    expected = signs[:, None] * inputs / inputs.norm(dim=1, keepdim=True)
+    found = algorithm.contributions((inputs, targets), shares)["0.weight"]
+    torch.testing.assert_close(found[:, 0], expected)
+    total = summed(algorithm, (inputs, targets), shares=shares)["0.weight"]
+    torch.testing.assert_close(total[0], expected.sum(dim=0))

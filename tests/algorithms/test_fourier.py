@@ -107,3 +107,31 @@ def test_the_low_pass_keeps_a_frequency_with_its_mirror(
 
 def test_the_published_filter_is_one_sided_and_keeps_the_last_frequency() -> None:
     assert one_sided((8,), 0.5).tolist() == [True] * 4 + [False] * 3 + [True]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ratio", "kept"),
+    [
+        ((8,), 0.5, [0, 1, 2, 6, 7]),  # of frequencies at the same distance, both or none
+        ((8,), 0.6, [0, 1, 2, 6, 7]),
+        ((8,), 0.7, [0, 1, 7]),
+        ((8,), 0.99, [0]),
+        ((2, 4), 0.5, [0, 1, 2, 3, 4]),
+        ((3, 2), 0.5, [0, 2, 4]),
+    ],
+)
+def test_the_low_pass_keeps_the_lowest_frequencies(
+    sizes: tuple[int, ...], ratio: float, kept: list[int]
+) -> None:
+    assert low_pass(sizes, ratio).flatten().nonzero().flatten().tolist() == kept
+
+
+@pytest.mark.parametrize(
+    ("size", "ratio", "kept"), [(8, 0.0, 8), (8, 0.25, 7), (8, 0.99, 2), (5, 0.5, 3)]
+)
+def test_the_published_filter_keeps_the_first_frequencies(
+    size: int, ratio: float, kept: int
+) -> None:
+    is_kept = one_sided((3, size), ratio)
+    expected = [index < kept - 1 or index == size - 1 for index in range(size)]
+    assert is_kept.tolist() == [expected] * 3

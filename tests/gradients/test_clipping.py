@@ -263,6 +263,11 @@ def test_an_enlarged_norm_is_never_below_the_norm_and_bounds_the_mass() -> None:
             assert (lengths >= (squares.sqrt() + 17.5 * unit * mass) * (1 - 1e-12)).all()
 
 
+def test_the_margin_of_clipping_is_a_hundred_thousandth() -> None:
+    factors = clip_factors(torch.tensor([2.0], dtype=torch.float64), 1.0)
+    assert (SAFETY, float(factors)) == pytest.approx((0.99999, 0.499995), rel=1e-12)
+
+
 def test_weight_and_bias_of_a_layer_are_clipped_together() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1, bias=False))
     (first, bound), (second, _) = groups(model, 1.0, per_layer=True)

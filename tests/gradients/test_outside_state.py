@@ -814,3 +814,68 @@ def test_what_is_not_written_is_not_touched() -> None:
 def test_functions_of_libraries_are_not_followed() -> None:
     with preserve_outside_state(torch.nn.functional.cross_entropy, np.mean) as restore:
         assert not restore()
+
+
+def test_a_tensor_whose_numbers_share_memory_is_not_copied() -> None:
+    number = torch.zeros(1)
+    with pytest.raises(UserError, match=REFUSED), preserve_outside_state(number.expand(2)):
+        number.add_(1)
+
+
+def test_state_of_the_largest_size_is_still_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (outside_state._MAX_NUMBERS, outside_state._MAX_COPIES) == (16_777_216, 1000)
+    monkeypatch.setattr(outside_state, "_MAX_NUMBERS", 2)
+    tensor, numbers = torch.zeros(2), np.zeros(2)
+    with preserve_outside_state(tensor, numbers):
+        tensor.add_(1)
+        numbers += 1
+    assert not tensor.any()
+    assert not numbers.any()
+
+
+def test_an_array_that_was_resized_has_its_shape_again() -> None:
+    numbers = np.arange(4.0)
+    with preserve_outside_state(numbers) as restore:
+        numbers.resize(6, refcheck=False)
+        assert restore()
+        assert numbers.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_cache_is_emptied_each_time_but_is_no_change() -> None:
+    square = functools.lru_cache(lambda value: value**2)
+    with preserve_outside_state(square) as restore:
+        for value in (1.0, 2.0):
+            square(value)
+            assert not restore()
+            assert square.cache_info().currsize == 0
+
+
+class Managed:
+    _mgr = None
+
+
+@pytest.mark.parametrize(
+    ("value", "is_table"),
+    [
+        (pd.Series([1.0]), True),
+        (pd.DataFrame({"a": [1.0]}), True),
+        (pd.Index([1.0]), False),
+        (Managed(), False),
+    ],
+)
+def test_a_table_is_one_of_pandas(value: Any, is_table: bool) -> None:
+    assert outside_state._is_table(value) == is_table
+
+
+@pytest.mark.parametrize(
+    ("is_initialized", "is_capturing"), [(False, False), (True, False), (True, True)]
+)
+def test_nothing_is_restored_only_while_a_graph_is_captured(
+    monkeypatch: pytest.MonkeyPatch, is_initialized: bool, is_capturing: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_initialized)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_capturing)
+    tensor = torch.zeros(2)
+    with preserve_outside_state(tensor):
+        tensor.add_(1)
+    assert bool(tensor.any()) == is_capturing

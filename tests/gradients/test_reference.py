@@ -353,3 +353,52 @@ def test_what_a_pass_leaves_for_the_next_is_refused(
     with pytest.raises(UserError, match=words):
         reference.differentiate_in_loop(model, loss, (examples, torch.randn(4)))
     assert torch.equal(model.layer.weight, weights)
+
+
+class WithDropout(nn.Module):
+    """A model whose examples each draw random numbers, with a loss that draws some as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.layer(x), 0.5)
+
+
+def random_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.dropout(outputs, 0.5).square().sum(dim=1)
+
+
+@pytest.mark.parametrize(("count", "passes"), [(1, 1), (2, 3), (6, 7)])
+def test_only_the_first_of_several_examples_is_passed_again_with_its_random_numbers(
+    monkeypatch: pytest.MonkeyPatch, count: int, passes: int
+) -> None:
+    torch.manual_seed(0)
+    seeds: list[int] = []
+    outputs_of = reference._outputs_of
+
+    def spy(model: nn.Module, inputs: Tensor, seed: int) -> Tensor:
+        seeds.append(seed)
+        return outputs_of(model, inputs, seed)
+
+    monkeypatch.setattr(reference, "_outputs_of", spy)
+    batch = torch.randn(count, WIDTH), torch.zeros(count)
+    found = reference.differentiate_in_loop(WithDropout(), random_loss, batch)
+    assert found["layer.weight"].shape == (count, 3, WIDTH)
+    assert (len(seeds), len({*seeds})) == (passes, count)
+
+
+def test_a_first_output_is_that_of_one_example() -> None:
+    batch = torch.randn(3, WIDTH), torch.arange(3)
+    output, target = reference.compute_first_output(nn.Linear(WIDTH, 2), batch)
+    assert (output.shape, target.tolist()) == ((1, 2), [0])
+
+
+@pytest.mark.parametrize(("per_layer", "shape"), [(False, (0,)), (True, (0, 1))])
+def test_an_empty_batch_has_no_norms(per_layer: bool, shape: tuple[int, ...]) -> None:
+    batch = torch.zeros(0, WIDTH), torch.zeros(0)
+    found = reference.clipped_sum(nn.Linear(WIDTH, 2), loss, batch, 1.0, per_layer=per_layer)
+    assert found.norms.shape == shape
+    assert not any(value.any() or value.requires_grad for value in found.sums.values())
+    assert len(reference.per_sample_gradients(nn.Linear(WIDTH, 2), loss, batch)["weight"]) == 0

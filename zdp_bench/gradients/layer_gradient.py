@@ -348,8 +348,7 @@ class ParameterGradient:
                 gradient_sum = gradient_sum.to(self.parameter.dtype).view_as(self.parameter)
             add_up(total, {name: gradient_sum.resolve_conj()})
         elif like_parameter:
-            zeros = torch.zeros_like(self.parameter, requires_grad=False)
-            add_up(total, {name: zeros})
+            add_up(total, {name: torch.zeros_like(self.parameter)})
 
     def _scale(self, complex_scale: float) -> float:
         return complex_scale if self.parameter.is_complex() else 1.0

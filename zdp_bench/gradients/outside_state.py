@@ -382,7 +382,7 @@ def _(function: Any) -> _Content:
         nonlocal misses
         if function.cache_info().misses != misses:
             function.cache_clear()
-            misses = 0
+            misses = function.cache_info().misses
         return False  # a smaller cache affects no result
 
     return _Content([*gc.get_referents(function), function.__dict__], clear)
@@ -495,12 +495,13 @@ def _(values: np.ndarray) -> _Content:
     numbers = values.copy()
 
     def restore() -> bool:
-        if values.shape != numbers.shape:
+        is_resized = values.shape != numbers.shape
+        if is_resized:
             values.resize(numbers.shape, refcheck=False)
-        if values.tobytes() == numbers.tobytes():  # of objects, these are their addresses
-            return False
-        values[...] = numbers
-        return True
+        is_written = values.tobytes() != numbers.tobytes()  # of objects, these are their addresses
+        if is_written:
+            values[...] = numbers
+        return is_resized or is_written
 
     return _Content(_parts_of_array(values), restore)
 

@@ -425,10 +425,7 @@ def clipped_sum(
     parameters = trainable(model)
     bytes_per_example = sum(parameter.nbytes for parameter in parameters.values())
     chunk = max(1, CHUNK_BYTES // max(1, bytes_per_example))
-    sums = {
-        name: torch.zeros_like(parameter, requires_grad=False)
-        for name, parameter in parameters.items()
-    }
+    sums = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     norms = []
     for gradients in _in_chunks(model, loss, batch, shares, chunk, complex_scale):
         clipped, chunk_norms = clip(gradients, clip_groups, gamma)
