@@ -1,5 +1,6 @@
 """`zdp-bench compare`: what differs between two runs, side by side, and the test that fits."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.report import compare
 from zdp_bench.report.compare import find_runs
+from zdp_bench.report.comparisons import compare_pairs
 from zdp_bench.report.sheet import Sheet
 
 
@@ -51,6 +53,17 @@ def test_seeds_are_compared_by_students_t_and_other_data_by_nothing(tmp_path: Pa
     assert "first against second: different, Student's t p < 0.001" in note
     second[0]["data"] |= {"digest": "other"}
     assert "no test compares" in sheet(first, second, tmp_path).notes[0]
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_values_that_are_not_finite_are_compared_by_nothing(tmp_path: Path, value: float) -> None:
+    first = [run("a", seed, value, "psnr") for seed in (1, 2)]
+    second = [run("b", seed, 30.0 + seed, "psnr") for seed in (1, 2)]
+    assert rows_of(first, second, tmp_path)["test psnr"][1] == "31.5000 ± 0.7071 (n = 2)"
+    assert sheet(first, second, tmp_path).notes == ["No test: a value of psnr is not finite."]
+    for runs in (first, second):
+        sides = {"first": typed(first), "second": typed(runs)}
+        assert not any("against" in note for note in compare_pairs("psnr", sides, tmp_path))
 
 
 def test_roc_aucs_of_one_test_set_are_compared_by_delong(tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ def test_epsilon_has_three_digits() -> None:
     [
         ([50.0], "%", "50.00 % (n = 1)"),
         ([0.5, math.nan], "%", "undefined (n = 2)"),
+        ([math.inf], "dB", "∞ dB (n = 1)"),
+        ([-math.inf, -math.inf], "", "-∞ (n = 2)"),
+        ([math.inf, 30.0], "dB", "undefined (n = 2)"),
+        ([math.inf, -math.inf], "dB", "undefined (n = 2)"),
         ([0.042], "", "0.0420 (n = 1)"),
         ([1.0, 3.0], "dB", "2.00 ± 1.41 dB (n = 2)"),
     ],

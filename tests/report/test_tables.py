@@ -240,6 +240,39 @@ def test_folds_stand_in_a_line_as_their_mean(tmp_path: Path) -> None:
     assert shown["command"] == "`zdp-bench run -m recipe=mnist a=1`"
 
 
+@pytest.mark.parametrize("folds_with_runs", [1, 4, 5])
+def test_part_of_the_folds_is_a_reduced_number(tmp_path: Path, folds_with_runs: int) -> None:
+    """With three seeds of one fold of five, their spread reproduced the paper's number."""
+    digests = [str(fold) * 64 for fold in range(5)]
+    folds = [filling("mnist", digest=digest, overrides=(digest[0],)) for digest in digests]
+    for fold, digest in enumerate(digests[:folds_with_runs]):
+        for seed, value in enumerate((0.98, 0.90, 0.82)):
+            run = own("mnist", seed, value, experiment=digest)
+            save(tmp_path, run | {"run": f"{fold}{seed}" * 32})
+    table = tables.build(TABLE, tmp_path, folds)
+    (cells_of_line,) = [line for line in table.numbers if line["row"] == "mnist_private"]
+    is_whole = folds_with_runs == len(folds)
+    assert cells_of_line["status"] == ("different" if is_whole else "reduced")
+    assert (cells_of_line["over"], cells_of_line["n"]) == ("folds", folds_with_runs)
+
+
+def test_jobs_with_the_same_runs_are_no_folds(tmp_path: Path) -> None:
+    """Such as two recipes with one configuration, or all folds on one other data set."""
+    save(tmp_path, own("mnist", 1, 0.97), own("mnist", 2, 0.95))
+    again = replace(filling("mnist"), recipe="mnist_again")
+    found = line(tmp_path, MNIST, again)
+    assert found["ours"] == "96.00 ± 1.41 % (n = 2)"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_has_no_deviation(tmp_path: Path, value: float) -> None:
+    for seed, accuracy in enumerate((0.9, value, 0.9)):
+        save(tmp_path, own("mnist", seed, accuracy))
+    (cells_of_line,) = [one for one in build(tmp_path).numbers if one["row"] == "mnist_private"]
+    assert (cells_of_line["n"], cells_of_line["deviation"]) == (3, None)
+    assert line(tmp_path, MNIST)["ours"] == "undefined (n = 3)"
+
+
 def test_papers_say_what_is_reduced_what_differs_and_what_rows_lack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +296,7 @@ def test_papers_say_what_is_reduced_what_differs_and_what_rows_lack(
         ("accuracy", "%", "99.0", [98.0], "reproduced"),  # at the tolerance
         ("accuracy", "%", "99.0", [96.9], "different"),
         ("accuracy", "%", "99.0", [math.nan], "different"),
+        ("psnr", "dB", "30.0", [math.inf, 30.0, 30.0, 30.0], "different"),
         ("accuracy", "%", "99.0", [95.0, 99.0], "close"),  # two seeds have no deviation to speak of
         ("accuracy", "%", "99.0", [95.0, 99.0, 95.0], "reproduced"),
         ("roc_auc", "", "0.88", [0.87], "reproduced"),

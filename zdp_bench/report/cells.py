@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from statistics import mean, stdev
+from statistics import mean
 
 from zdp_bench.records import Data, Epoch, Privacy, Record
 from zdp_bench.report import names, papers
-from zdp_bench.report.number_format import interval
+from zdp_bench.report.number_format import deviation, interval
 from zdp_bench.report.papers import Axes, Reference
 from zdp_bench.tasks.metric import Metric, describe
 
@@ -188,7 +188,8 @@ class Line:
 
     Attributes:
         number: the paper's number. Its value is empty if the text states none.
-        jobs: the jobs with their runs. Several jobs are the folds of one number, or a curve.
+        jobs: the jobs with their runs, one of each digest. Several jobs are the folds of one
+            number, or a curve.
         rules: rules of the table.
         variant: what differs from the paper, as the recipe names it; None for the paper's settings.
         substitute: substitute data set, as in `Filling`.
@@ -223,8 +224,7 @@ class Line:
     @property
     def over_folds(self) -> bool:
         """True if each value is the mean of a fold. Folds differ more than seeds do."""
-        jobs_with_runs = [runs for _, runs in self.jobs if runs]
-        return self.axes is None and len(jobs_with_runs) > 1
+        return self.axes is None and len(self.jobs) > 1
 
     @property
     def on_paper_data(self) -> bool:
@@ -252,7 +252,7 @@ class Line:
         variant = self.variant or ""
         if any(fnmatchcase(variant, pattern) for pattern in self.rules.reduced):
             return "reduced"
-        if self.axes and not all(runs for _, runs in self.jobs):  # part of a curve
+        if not all(runs for _, runs in self.jobs):  # part of a curve, or of the folds
             return "reduced"
         if not self.on_paper_data:
             return "other data"
@@ -331,7 +331,7 @@ def point_of(metric: Metric, number: float) -> float:
 def judge(number: Reference, values: Sequence[float], over_folds: bool = False) -> str:
     """Return 'reproduced', 'close' or 'different' by `RULE`.
 
-    The result is 'different' if our metric is NaN, or if the paper prints no number.
+    The result is 'different' if our mean is not finite, or if the paper prints no number.
 
     Args:
         number: the paper's number.
@@ -339,14 +339,14 @@ def judge(number: Reference, values: Sequence[float], over_folds: bool = False) 
         over_folds: whether the values are means of folds, whose spread is then ignored. Default:
             False.
     """
-    if number.number is None or math.isnan(mean(values)):
+    if number.number is None or not math.isfinite(mean(values)):
         return "different"
     point = 1.0
     if number.unit != "%":
         point = point_of(describe(number.column), number.number)
     spread = 0.0
     if len(values) >= 3 and not over_folds:
-        spread = 2 * stdev(values)
+        spread = 2 * deviation(values)
     difference = abs(mean(values) - number.number) - 1e-9  # so that rounding is no difference
     if difference <= max(point, spread):
         return "reproduced"
@@ -399,12 +399,15 @@ JobRuns = tuple[Filling, tuple[Record, ...]]
 
 
 def _by_variant(jobs: Iterable[JobRuns]) -> dict[tuple[str, str], list[JobRuns]]:
-    """Group the jobs of a row by variant and substitute. The paper's own settings come first."""
-    groups: dict[tuple[str, str], list[JobRuns]] = {("", ""): []}
+    """Group the jobs of a row by variant and substitute. The paper's own settings come first.
+
+    Of jobs with one digest, which have the same runs, a group has only the first.
+    """
+    groups: dict[tuple[str, str], dict[str, JobRuns]] = {("", ""): {}}
     for filling, runs in jobs:
         key = filling.variant or "", filling.substitute or ""
-        groups.setdefault(key, []).append((filling, runs))
-    return groups
+        groups.setdefault(key, {}).setdefault(filling.digest, (filling, runs))
+    return {key: list(jobs_of_group.values()) for key, jobs_of_group in groups.items()}
 
 
 def _points(line: Line, printed: Printed) -> list[Line]:

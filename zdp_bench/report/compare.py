@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -167,6 +168,9 @@ def _notes(first: Side, second: Side, results: Path) -> list[str]:
         return ["The two use different data, so no test compares their metrics."]
     if any(metric not in run.metrics for run in (*first, *second)):
         return [f"Only one of the two has {metric}, so no test compares them."]
+    values = [run.metrics[metric] for run in (*first, *second)]
+    if not all(map(math.isfinite, values)):
+        return [f"No test: a value of {metric} is not finite."]
     sentences = compare_pairs(metric, {"first": first, "second": second}, results)
     tests = [sentence for sentence in sentences if " against " in sentence]
     if tests:

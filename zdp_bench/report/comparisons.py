@@ -44,7 +44,7 @@ def compare_pairs(metric: str, rows: Mapping[str, Sequence[Record]], results: Pa
     sentences = []
     for label, runs in rows.items():
         values = [run.metrics[metric] for run in runs]
-        if len(values) > 1 and not any(map(math.isnan, values)):
+        if len(values) > 1 and all(map(math.isfinite, values)):
             spread = f"{min(values):.3f} to {max(values):.3f} over {len(values)} seeds"
             sentences.append(f"{label}: mean {mean(values):.3f}, range {spread}.")
     pairs = list(combinations(rows, 2))
@@ -90,8 +90,8 @@ def compare_rows(
         return _compare_curves(first, second, results)
     values = [run.metrics[metric] for run in first]
     other_values = [run.metrics[metric] for run in second]
-    any_nan = any(map(math.isnan, (*values, *other_values)))
-    if min(len(values), len(other_values)) < 2 or any_nan:
+    all_finite = all(map(math.isfinite, (*values, *other_values)))
+    if min(len(values), len(other_values)) < 2 or not all_finite:
         return Compared("Student's t", math.nan, [])
     seeds = {run.seed for run in (*first, *second)}
     return Compared("Student's t", students_t(values, other_values), sorted(seeds))

@@ -37,6 +37,16 @@ def interval(low: float | None, high: float | None) -> str:
     return f"{show_epsilon(low, at_least=True)} to {show_epsilon(high)}"
 
 
+def deviation(values: Sequence[float]) -> float:
+    """Return the sample standard deviation, or NaN if there is none.
+
+    There is none of fewer than two values, or if one of them is not finite.
+    """
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return math.nan
+    return stdev(values)
+
+
 def mean_and_deviation(
     values: Sequence[float],
     unit: str = "",
@@ -46,8 +56,8 @@ def mean_and_deviation(
 ) -> str:
     """Format mean and sample standard deviation: '98.01 ± 0.12 % (n = 3)', '0.9601 (n = 1)'.
 
-    If a value is NaN, such as a ROC-AUC without examples of both classes, the result is
-    'undefined'.
+    The result is '∞' if all values are, such as the PSNR of perfect images. It is 'undefined' if
+    only some are, or if a value is NaN, such as a ROC-AUC without examples of both classes.
 
     Args:
         values: the values.
@@ -57,12 +67,15 @@ def mean_and_deviation(
         with_count: whether to append the number of values. Default: True.
     """
     count = f" (n = {len(values)})" if with_count else ""
-    if any(math.isnan(value) for value in values):
-        return f"undefined{count}"
     digits = digits or (2 if unit else 4)
-    shown = f"{scale * mean(values):.{digits}f}"
-    if len(values) > 1:
-        shown += f" ± {scale * stdev(values):.{digits}f}"
+    if all(map(math.isfinite, values)):
+        shown = f"{scale * mean(values):.{digits}f}"
+        if len(values) > 1:
+            shown += f" ± {scale * deviation(values):.{digits}f}"
+    elif math.isinf(values[0]) and len({*values}) == 1:
+        shown = f"{values[0]}".replace("inf", "∞")
+    else:
+        return f"undefined{count}"
     if unit:
         shown += f" {unit}"
     return shown + count

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 from zdp_bench import records
 from zdp_bench.privacy.statement import show_epsilon
@@ -18,7 +18,7 @@ from zdp_bench.records import Record
 from zdp_bench.report import cells, coverage, papers
 from zdp_bench.report.cells import RULE, Filling, Line
 from zdp_bench.report.comparisons import compare_pairs
-from zdp_bench.report.number_format import mean_and_deviation
+from zdp_bench.report.number_format import deviation, mean_and_deviation
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.tasks.metric import describe
 
@@ -39,9 +39,9 @@ SPENT = (
 IMPORTANT = ("row", "paper", "ours", "ε printed", "ε tight", "status", "Δ", "what differs")
 READING = (
     "± is over seeds, or over folds if stated. Numbers in brackets are on data other than the "
-    "paper's. Reduced means less training, a smaller network, or part of the curve. ε claimed "
-    "follows the paper's accountant and convention; ε tight is computed from what ran, and "
-    "followed by the ε per patient, or other owner, of several examples. No ε includes "
+    "paper's. Reduced means less training, a smaller network, or part of the curve or of the "
+    "folds. ε claimed follows the paper's accountant and convention; ε tight is computed from what "
+    "ran, and followed by the ε per patient, or other owner, of several examples. No ε includes "
     "hyper-parameter search."
 )
 INTERVAL = (
@@ -190,9 +190,10 @@ def _numbers_of_runs(line: Line) -> dict[str, object]:
     if not values or spent is None:
         return {}
     data, difference = line.runs[0].data, line.difference
+    spread = deviation(values)
     return {
         "mean": round(mean(values), 6),
-        "deviation": round(stdev(values), 6) if len(values) > 1 else None,
+        "deviation": None if math.isnan(spread) else round(spread, 6),
         "difference": None if difference is None else round(difference, 6),
         "over": "folds" if line.over_folds else "seeds",
         "values": " ".join(f"{value:.6g}" for value in values),
