@@ -200,6 +200,18 @@ def test_a_run_appends_its_row_once_and_reads_no_other_record(
     assert records.rebuild_csv(tmp_path).read_text().splitlines()[1:] == appended
 
 
+@pytest.mark.parametrize("other", [{"recipe": "copy"}, {"recipe": "a"}, {"seed": 5}])
+def test_a_row_is_written_of_each_record_of_one_run(tmp_path: Path, other: dict[str, Any]) -> None:
+    """Of two recipes that share a run, and of the later of two records."""
+    documents = [record("copy_a", 1), record("copy_a", 1) | other]
+    for document in documents:
+        save(tmp_path, document)
+        records.renew_csv(tmp_path, *typed([document]))
+    appended = (tmp_path / "records.csv").read_text()
+    assert appended == records.rebuild_csv(tmp_path).read_text()
+    assert len(appended.splitlines()) == 1 + len({one["recipe"] for one in documents})
+
+
 @pytest.mark.parametrize("damaged", ["", "recipe,seed\na,0\n", "{whole}b,0"])
 def test_a_csv_that_is_cut_or_of_another_version_is_rebuilt(tmp_path: Path, damaged: str) -> None:
     save(tmp_path, record("a"), record("b"))
@@ -267,3 +279,28 @@ def test_a_lock_follows_no_link_and_keeps_what_is_in_its_file(tmp_path: Path) ->
     with hold_lock(lock):
         pass
     assert victim.read_text() == lock.read_text() == "kept"
+
+
+DIGEST = "579a1ebe12b07310" + 48 * "c"
+
+
+@pytest.mark.parametrize(
+    ("word", "is_named"),
+    [
+        ("quickstart", True),
+        (DIGEST, True),
+        (DIGEST[:16], True),
+        (DIGEST[:20], True),
+        (DIGEST[:4], True),
+        (DIGEST[:3], False),
+        (f"quickstart/{DIGEST}", True),
+        ("quickstart/5", True),
+        (f"start/{DIGEST}", False),
+        ("quick", False),
+        (f"{DIGEST[:16]}.deleted-1", False),
+        (f"{DIGEST[:15]}f", False),
+    ],
+)
+def test_a_word_names_a_run_by_its_digest_or_by_its_folder(word: str, is_named: bool) -> None:
+    for run in (DIGEST, DIGEST[:16]):
+        assert records.is_named(word, "quickstart", run) == is_named

@@ -109,6 +109,24 @@ def test_only_one_run_that_no_process_is_at_is_deleted(tmp_path: Path, done: Out
     assert records.read(done.path).document == done.record.document
 
 
+def test_a_run_that_several_words_name_is_deleted_once(tmp_path: Path, done: Outcome) -> None:
+    home = done.path.parent
+    words = ["first", home.name[:4], done.record.run, f"quickstart/{done.record.run}", "first"]
+    assert find_homes(tmp_path, words) == [home]
+
+
+def test_records_csv_lacks_the_runs_that_were_deleted_before_an_error(
+    tmp_path: Path, done: Outcome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = carry_out(tmp_path, "seed=1").path.parent
+    records.rebuild_csv(tmp_path)
+    with hold_lock(busy.with_suffix(".lock")):
+        code, _, _ = run_command(capsys, "delete", "first", busy.name, f"--results={tmp_path}")
+    assert code == 2
+    rows = (tmp_path / "records.csv").read_text().splitlines()[1:]
+    assert [row.rpartition(",")[2][:16] for row in rows] == [busy.name]
+
+
 def test_the_command_says_what_still_counts(
     tmp_path: Path, done: Outcome, capsys: pytest.CaptureFixture[str]
 ) -> None:

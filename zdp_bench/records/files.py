@@ -72,6 +72,8 @@ COLUMNS: dict[str, str] = {
     "run": "run",
 }
 
+FOLDER_DIGITS = 16  # digits of a run's digest that name its folder
+_DIGITS = re.compile("[0-9a-f]*")
 DELETED = ".deleted-"  # a deleted run's folder is renamed to end in this and a number
 LOCK = ".records.lock"
 MAX_CSV = 1 << 28  # bytes: half a million rows
@@ -80,7 +82,7 @@ _FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")  # beginning of a cell that a s
 
 def folder(results: Path, recipe: str, run: str) -> Path:
     """Return the folder that a run writes to."""
-    return results / "runs" / recipe / run[:16]
+    return results / "runs" / recipe / run[:FOLDER_DIGITS]
 
 
 def is_deleted(home: Path) -> bool:
@@ -91,14 +93,19 @@ def is_deleted(home: Path) -> bool:
 def is_named(word: str, recipe: str, run: str) -> bool:
     """Return True if a word names a run.
 
-    The word may be RECIPE, RECIPE/RUN or RUN. RUN is the beginning of the run's digest, which must
-    have at least four digits if it stands alone.
+    Args:
+        word: RECIPE, RECIPE/RUN or RUN. RUN is the run's digest or the beginning of it, which must
+            have at least four digits if it stands alone.
+        recipe: the run's recipe.
+        run: the run's digest, or the name of its folder, which is the beginning of the digest.
     """
-    return (
-        word == recipe
-        or ("/" in word and f"{recipe}/{run}".startswith(word))
-        or (len(word) >= 4 and run.startswith(word))
-    )
+    if word == recipe:
+        return True
+    named_recipe, slash, digits = word.rpartition("/")
+    is_enough = named_recipe == recipe if slash else len(digits) >= 4
+    if len(run) == FOLDER_DIGITS and _DIGITS.fullmatch(digits):
+        digits = digits[:FOLDER_DIGITS]
+    return is_enough and run.startswith(digits)
 
 
 def write(path: Path, document: Document) -> None:
@@ -189,16 +196,22 @@ def rebuild_csv(results: Path) -> Path:
 
 
 def add_to_csv(results: Path, record: Record) -> None:
-    """Append a run's row to `records.csv`; rebuild a file that is damaged or has other columns."""
+    """Append a run's row to `records.csv`, unless the file has it.
+
+    A file is rebuilt if it is damaged, has other columns, or has another row of the same run: an
+    earlier one, or that of another recipe.
+    """
     path = results / "records.csv"
     with hold_lock(results / LOCK):
         content = _read_csv(path)
         is_whole = content.startswith(_as_csv([[*COLUMNS]])) and content.endswith(b"\n")
-        has_row = record.run.encode() in content
-        if is_whole and not has_row:
+        row = _as_csv([_row_of(record)])
+        has_row = b"\n" + row in content
+        has_run = record.run.encode() in content
+        if is_whole and not has_run:
             with path.open("ab") as file:
-                file.write(_as_csv([_row_of(record)]))
-    if not is_whole:
+                file.write(row)
+    if not is_whole or (has_run and not has_row):
         rebuild_csv(results)
 
 

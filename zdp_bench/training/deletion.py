@@ -31,6 +31,8 @@ class Deletion:
 def find_homes(results: Path, words: Sequence[str]) -> list[Path]:
     """Return the folder of the run that each word names, whether or not it has finished.
 
+    A run that several words name has its folder in the list once.
+
     Args:
         words: RECIPE/RUN, RUN (four or more digits of its digest), a run's name, or a recipe with
             one run.
@@ -44,7 +46,8 @@ def find_homes(results: Path, words: Sequence[str]) -> list[Path]:
         for path in results.glob(f"runs/*/*/{name}")
         if not records.is_deleted(path.parent)
     ]
-    return [_find_home(sorted({*homes}), word) for word in dict.fromkeys(words)]
+    named = [_find_home(sorted({*homes}), word) for word in words]
+    return list(dict.fromkeys(named))
 
 
 def _find_home(homes: Sequence[Path], word: str) -> Path:

@@ -204,9 +204,7 @@ def find_weights(
     """
     searched = results / "runs"
     finished = [path.parent for path in sorted(searched.glob("*/*/record.json"))]
-    # The name of a folder has the first 16 digits of the run's digest.
-    short_name = re.sub(r"(?<=[0-9a-f]{16})[0-9a-f]+$", "", name)
-    folders = [path for path in finished if is_named(short_name, path.parent.name, path.name)]
+    folders = [path for path in finished if is_named(name, path.parent.name, path.name)]
     path_of_name = Path(name).parent if name.endswith("record.json") else Path(name)
     if not folders and (path_of_name / "record.json").is_file():
         folders = [path_of_name]

@@ -24,12 +24,15 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.training.deletion import delete, find_homes
 
     require_records(options.results)
-    for home in find_homes(options.results, options.runs):
-        deletion = delete(home)
-        spending = deletion.spending
-        print(
-            f"{deletion.name}: deleted, {size(deletion.size)} freed. Its {spending.spent.steps:,} "
-            f"steps on {spending.shown} still count: see `zdp-bench budget`."
-        )
-    records.renew_csv(options.results)
+    try:
+        for home in find_homes(options.results, options.runs):
+            deletion = delete(home)
+            spending = deletion.spending
+            print(
+                f"{deletion.name}: deleted, {size(deletion.size)} freed. Its "
+                f"{spending.spent.steps:,} steps on {spending.shown} still count: see "
+                "`zdp-bench budget`."
+            )
+    finally:  # some runs may be deleted before another one cannot be
+        records.renew_csv(options.results)
     return 0
