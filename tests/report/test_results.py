@@ -173,6 +173,67 @@ def test_runs_that_did_not_end_are_named(tmp_path: Path) -> None:
     assert "b/cccccccc" in sheet(tmp_path).notes[0]
 
 
+@pytest.mark.parametrize(
+    ("filters", "is_named"),
+    [
+        (["recipe=quick*"], True),
+        (["recipe=QUICKSTART"], True),
+        (["recipe=*"], True),
+        (["recipe=other,quick*"], True),
+        (["recipe=*", "recipe=quick*"], True),
+        (["recipe=*", "recipe=other"], False),
+    ],
+)
+def test_the_filters_of_records_choose_the_unfinished_runs(
+    tmp_path: Path, filters: list[str], is_named: bool
+) -> None:
+    save(tmp_path, record("quickstart", 1), record("other", 1))
+    home = records.folder(tmp_path, "quickstart", "c" * 64)
+    records.write_text(home / "spending.json", "{}")
+    assert bool(sheet(tmp_path, filters).notes) == is_named
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "run=579a1ebe",
+        "run=579A",
+        "run=579a*",
+        "run=0000,579a1ebe",
+        "experiment=e1234567",
+        "data_digest=d1234567",
+        "ledger_digest=1f234567",
+        "commit=c1234567",
+        "started_utc=2026-11-28 07:08",
+        "started_utc=2026-11-28",
+        "started_utc=2026-11-28T07:08:09+00:00",
+    ],
+)
+def test_a_filter_takes_what_the_table_shows(tmp_path: Path, condition: str) -> None:
+    run = record(
+        seed=1,
+        experiment="e1234567".ljust(64, "0"),
+        environment={"commit": "c1234567".ljust(40, "0")},
+        measured={"started_utc": "2026-11-28T07:08:09+00:00"},
+    )
+    run["run"] = "579a1ebe".ljust(64, "c")
+    run["data"] |= {"digest": "d1234567".ljust(64, "0")}
+    run["privacy"] |= {"ledger": {"digest": "1f234567".ljust(64, "0")}}
+    later = {"measured": {"started_utc": "2026-11-29T07:08:09+00:00"}}
+    save(tmp_path, run, record(seed=2, **later))
+    assert rows(tmp_path, condition, columns="seed") == [["1"]]
+    if "*" not in condition and "," not in condition:
+        (found,) = find_runs(condition, records.read_all(tmp_path))
+        assert found.seed == 1
+
+
+def test_a_filter_needs_four_digits_of_a_digest(tmp_path: Path) -> None:
+    save(tmp_path, record("a", 1), record("a", 2))
+    with pytest.raises(UserError, match="none of 2 records has it"):
+        sheet(tmp_path, ["run=a10"])
+    assert rows(tmp_path, "commit=null", columns="seed") == [["1"], ["2"]]
+
+
 def test_a_terminal_gets_the_first_lines_of_many_and_says_so(tmp_path: Path) -> None:
     save(tmp_path, *(record(seed=seed) for seed in range(5)))
     short = sheet(tmp_path, limit=2)

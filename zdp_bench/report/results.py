@@ -70,7 +70,7 @@ def keep(frame: pd.DataFrame, filters: Sequence[str]) -> pd.DataFrame:
 
     Args:
         frame: the records.
-        filters: conditions `column=value` or `column=value,value`, see `_equals`.
+        filters: conditions `column=value` or `column=value,value`, see `_passes` and `_equals`.
 
     Raises:
         UserError: a filter has no "=", its column does not exist, or no row passes it.
@@ -82,7 +82,7 @@ def keep(frame: pd.DataFrame, filters: Sequence[str]) -> pd.DataFrame:
                 f"'{condition}' is not a filter: write column=value, such as recipe=phasemnist."
             )
         cells = frame[find(column, frame)]
-        words = re.split(r",(?![^\[]*\])", value)  # does not split a list such as [4,2]
+        words = _split_values(value)
         passing = frame[[_passes(column, cell, words) for cell in cells]]
         if passing.empty:
             values = {cell(column, value) or "null" for value in cells}
@@ -92,6 +92,11 @@ def keep(frame: pd.DataFrame, filters: Sequence[str]) -> pd.DataFrame:
             )
         frame = passing
     return frame
+
+
+def _split_values(value: str) -> list[str]:
+    """Return the values of a filter, which commas separate outside of a list such as [4,2]."""
+    return re.split(r",(?![^\[]*\])", value)
 
 
 def find(column: str, frame: pd.DataFrame, what: str = "column") -> str:
@@ -281,16 +286,16 @@ def _unfinished(results: Path, filters: Sequence[str]) -> list[str]:
 
     Of the filters, only those on the recipe apply, because an unfinished run has no record.
     """
-    recipes: list[str] = []  # empty for all recipes
+    recipe_filters = []  # the values of each
     for condition in filters:
         column, _, value = condition.partition("=")
         if column == "recipe":
-            recipes += value.split(",")
+            recipe_filters.append(_split_values(value))
     unfinished = []
     for spending in sorted(results.glob("runs/*/*/spending.json")):
         home = spending.parent
         recipe = home.parent.name
-        if recipes and recipe not in recipes:
+        if not all(_passes("recipe", recipe, words) for words in recipe_filters):
             continue
         if not (home / "record.json").exists() and not records.is_deleted(home):
             unfinished.append(f"{recipe}/{home.name[:8]}")
@@ -300,9 +305,21 @@ def _unfinished(results: Path, filters: Sequence[str]) -> list[str]:
 
 
 def _passes(column: str, cell: Any, words: Sequence[str]) -> bool:
-    """Return True if a cell matches one of the user's words. Each of a run's tags is a cell."""
+    """Return True if a cell matches one of the user's words.
+
+    Each of a run's tags is a cell. A digest or a time matches its beginning, as it is shown.
+    """
     cells = cell.split(", ") if column == "tags" and isinstance(cell, str) else [cell]
-    return any(_equals(value, word) for value, word in product(cells, words))
+    pairs = list(product(cells, words))
+    if column in (*DIGESTS, TIME):
+        return any(_begins(value, word) or _equals(value, word) for value, word in pairs)
+    return any(_equals(value, word) for value, word in pairs)
+
+
+def _begins(cell: Any, word: str) -> bool:
+    """Return True if a digest or a time begins with a word of at least four characters."""
+    begin = word.replace(" ", "T").lower()  # between date and time
+    return len(word) >= 4 and str(cell).lower().startswith(begin)
 
 
 def _equals(cell: Any, word: str) -> bool:
