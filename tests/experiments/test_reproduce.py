@@ -83,6 +83,25 @@ def test_one_of_several_equal_runs_is_made(small: Path, tmp_path: Path) -> None:
     assert [row.filling.recipe for row in plan_of(small, tmp_path).rows] == ["phasemnist"]
 
 
+def test_a_table_with_more_seeds_plans_those_that_another_table_lacks(
+    small: Path, tmp_path: Path
+) -> None:
+    """Both orders plan each seed of a run that two tables share once."""
+    for name in TINY:
+        (assets.RECIPES / f"{name}.yaml").unlink()
+    rows = {"zeta_dp_2021/1": "mnist_private", "zeta_dp_2021/4": "igaussian"}
+    for table, row in rows.items():
+        body = TINY["mnist"].replace("zeta_dp_2021/1, row: mnist_private", f"{table}, row: {row}")
+        (assets.RECIPES / f"table{table[-1]}.yaml").write_text(f"# {table}\n{body}")
+    extra = [f"paths.data={tmp_path}", "threads=1"]
+    for tables in ([*rows], [*reversed(rows)], ["zeta_dp_2021/4"]):
+        plan = reproduce.make_plan(tables, "paper", None, small, extra)
+        assert len({row.filling.digest for row in plan.rows}) == 1
+        assert sorted(seed for row in plan.rows for seed in row.seeds) == [1, 2, 3, 4, 5]
+        (title,) = {reproduce.make_plan(tables, "here", None, small, extra).sheet().title}
+        assert title == "Nothing to run."
+
+
 def test_here_leaves_out_what_the_data_root_lacks_and_as_published_variants(
     small: Path, tmp_path: Path
 ) -> None:

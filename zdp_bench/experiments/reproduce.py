@@ -132,28 +132,26 @@ def make_plan(
     is_smoke = profile == "smoke"
     local = configured(["recipe=quickstart", *extra])  # has this machine's paths and device
     all_records = records.read_all(folder)
-    done = {(run.experiment, run.seed) for run in all_records}
+    # Experiment digest and seed of each run that is not planned, or not again
+    done = {(run.experiment, run.seed) for run in all_records if not is_smoke}
     device = "cuda" if "cuda" in local.device else "cpu"
     times = {} if is_smoke else read_times(all_records, device)
     rows: list[Planned] = []
     left_out: Counter[str] = Counter()
-    planned: set[str] = set()  # experiment digests
     problems: dict[tuple[str, str], str] = {}  # by recipe and data set; empty if nothing is missing
     for table in names:
         papers.require_recipes(table)
         for claim in claims_of(table, 1 if is_smoke else None, times):
             filling = claim.filling
-            if filling.digest in planned or (as_published and filling.variant):
+            if as_published and filling.variant:
                 continue
-            planned.add(filling.digest)
             num_seeds = seeds or (1 if is_smoke else papers.seeds(table))
             missing_seeds = [
-                seed
-                for seed in range(1, num_seeds + 1)
-                if is_smoke or (filling.digest, seed) not in done
+                seed for seed in range(1, num_seeds + 1) if (filling.digest, seed) not in done
             ]
             if not missing_seeds:
                 continue
+            done.update((filling.digest, seed) for seed in missing_seeds)
             key = filling.recipe, json.dumps(claim.config.resolved["dataset"], sort_keys=True)
             if key not in problems:
                 config = dataclasses.replace(claim.config, paths=local.paths)
