@@ -24,8 +24,9 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.training.deletion import delete, find_homes
 
     require_records(options.results)
+    homes = find_homes(options.results, options.runs)
     try:
-        for home in find_homes(options.results, options.runs):
+        for home in homes:
             deletion = delete(home)
             spending = deletion.spending
             print(
