@@ -96,7 +96,7 @@ RANGES = {
     "GCS": Range(10, 15),  # SOFA: two points from 12 to 10
     "Glucose": Range(70, 180, is_log=True),  # mg/dL; NICE-SUGAR 2009: the conventional target
     "HCO3": Range(20, 28),  # mmol/L; SAPS II: points below 20
-    "HCT": Range(21, 36),  # %; TRICC (Hébert et al. 1999): three times 7 to 12 g/dL
+    "HCT": Range(21, 36),  # %; TRICC (Hébert et al. 1999): 3 · haemoglobin, 7 to 12 g/dL
     "HR": Range(60, 110),  # bpm; APACHE II: points from 110
     "K": Range(3.5, 5),  # mmol/L
     "Lactate": Range(0.5, 4, is_log=True),  # mmol/L; SSC: tissue is short of oxygen from 4

@@ -135,7 +135,8 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
             f"{results}: has no run of table {name}. `zdp-bench reproduce {name}` makes them."
         )
     targets = sorted({target for line in lines for target in line.runs}, reverse=True)
-    published = papers.published().get(name, {})
+    everything_published = papers.published()
+    published = everything_published.get(name, {})
     has_variants = any(line.variant for line in lines)
     # Tables that show the retained gain also show the number of training units.
     shows_counts = bool(layout.get("kept"))
@@ -144,7 +145,7 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     ]
     notes = [*(layout.get("notes") or ()), *_note_epsilon_of_one_example(lines)]
     notes += compare_variants(lines, layout.get("compare"))
-    notes += _works_cited(published)
+    notes += _works_cited(published, everything_published["works"])
     numbers = [_numbers(line, target) for line in lines for target in sorted(line.runs)]
     columns = list(cells_of_lines[0])
     rows = [list(cells.values()) for cells in cells_of_lines]
@@ -194,10 +195,16 @@ def _make_lines(
     return sorted(lines, key=sort_key)
 
 
-def _works_cited(published: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """Return a note for each work that a row cites."""
+def _works_cited(
+    published: Mapping[str, Sequence[Mapping[str, Any]]], works: Mapping[int, str]
+) -> list[str]:
+    """Return a note for each work that a row cites.
+
+    Args:
+        published: the published results of each row.
+        works: the works, by the numbers with which results cite them.
+    """
     numbers = sorted({result["work"] for results in published.values() for result in results})
-    works = papers.published()["works"] if numbers else {}
     return [f"[{number}] {works[number]}." for number in numbers]
 
 
@@ -330,7 +337,7 @@ def compare_variants(lines: Sequence[Line], chosen: str | None) -> list[str]:
     if not comparisons:
         return []
     count, threshold = len(comparisons), bonferroni(len(comparisons))
-    # A p that is NaN, of equal differences, is not below: no difference is shown.
+    # p is NaN if all differences are equal but not 0, which counts as not shown to be different.
     different = [comparison for comparison in comparisons if comparison.test.p < threshold]
     better = [comparison for comparison in different if comparison.gain > 0]
     worse = [comparison for comparison in different if comparison.gain < 0]

@@ -320,7 +320,7 @@ def _run_trial(
 
 
 def plan_spent(config: Run, data: Splits) -> Spent:
-    """Return what all steps of a run will spend, counting those that may draw a given example."""
+    """Return what a run that takes all its steps will spend on one example."""
     setup = Setup.of(config, data, torch.device("cpu"))
     sampling = setup.plan.sampling
     steps = sampling.steps_of_one(setup.plan.steps)

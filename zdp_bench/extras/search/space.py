@@ -99,7 +99,8 @@ def read_search(
         overrides: the command-line words.
         sampler: how Optuna proposes values. Default: 'grid' if all searched values are lists and
             `trials` is not given, otherwise 'tpe'.
-        trials: the number of trials. Default: the size of the grid.
+        trials: the number of trials. A grid has at most one for each combination. Default: the
+            size of the grid.
         epsilon: the ε of the whole search; see `Search`.
         metric: the metric by which the best trial is chosen; see `Search`.
 
