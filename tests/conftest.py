@@ -2,6 +2,7 @@
 real file format."""
 
 import copy
+import gc
 import gzip
 import os
 import random
@@ -111,6 +112,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.path.relative_to(Path(__file__).parent).parts[0] not in NO_RUNS:
                 reason = "a run needs fcntl, which is of POSIX systems; Windows has none"
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what was imported and collected: a search of it takes seconds."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
