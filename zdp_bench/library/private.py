@@ -573,7 +573,7 @@ class Private:
             owners = {training.owners for training in (self._as_earlier(), *self._earlier)}
             reason = "has another unit or sampling"
             if owners == {PRIVATE_OWNERS}:
-                reason = "protects owners whose list is private, so nobody can compare the lists"
+                reason = "protects owners whose list is private and cannot be compared"
             raise UserError(
                 f"private.export: these weights were also trained with {', '.join(names)}, which "
                 f"{reason}, so the folder cannot state the ε of both together: save the weights "
