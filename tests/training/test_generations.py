@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.accounting import by_dp_accounting
+from tests.training.test_budget import begin
 from tests.training.test_run import carry_out, kill_after, weights_of
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.ledger_lines import chain, make_line, read_ledger
@@ -118,9 +119,10 @@ def check(results: Path, steps: int, most: int = 0) -> None:
     assert line["epsilon"] == pytest.approx(expected, rel=3e-3)
     # another run within a total budget that one generation less would leave room for
     both = epsilon_of(counted + STEPS, privacy)
+    next_run = {"z": privacy["z"], "steps": STEPS}
     with pytest.raises(UserError, match=r"privacy\.total_budget"):
-        carry_out(results, *WORDS, "seed=4", f"privacy.total_budget={0.99 * both}")
-    carry_out(results, *WORDS, "seed=4", f"privacy.total_budget={1.01 * both}")
+        begin(results, *WORDS, f"privacy.total_budget={0.99 * both}", **next_run)
+    begin(results, *WORDS, f"privacy.total_budget={1.01 * both}", **next_run)
 
 
 @pytest.mark.parametrize("way", WAYS)
