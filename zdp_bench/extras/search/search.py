@@ -118,9 +118,10 @@ def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
                 is_first_new_trial = number == len(saved_trials) + 1
                 if earlier_runs and is_first_new_trial:
                     print_line(_describe_earlier_runs(options, config, earlier_runs))
-            words += noise
-            run_digest = digest_of(configured(words), data.digest)
-            ended_by = explain_excess(options, configured(words), data, run_digest, number)
+            words_with_noise = [*words, *noise]
+            trial_config = configured(words_with_noise)
+            run_digest = digest_of(trial_config, data.digest)
+            ended_by = explain_excess(options, trial_config, data, run_digest, number)
             if ended_by and not trials:
                 raise UserError(ended_by)
             if ended_by:
@@ -129,7 +130,7 @@ def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
             trial = {"trial": number, "values": proposal.params, "noise": noise, "run": run_digest}
             trials.append(trial | {"state": "open", "score": None})
             write_record()
-            trials[-1] |= _run_trial(words, number, metric.name, show)
+            trials[-1] |= _run_trial(words_with_noise, number, metric.name, show)
             score = trials[-1]["score"]
             print_line(_describe_trial(trials[-1], options.trials, metric.name))
             if warning := trials[-1].get("warning"):
