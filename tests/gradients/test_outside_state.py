@@ -16,6 +16,7 @@ import weakref
 from array import array
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -421,6 +422,40 @@ def in_a_table() -> Largest:
     return remember
 
 
+def in_a_cell_of_a_table() -> Largest:
+    table: Any = pd.DataFrame({"class": [1], "recent": [[0.0]]})
+    return lambda value: remember_in(table.at[0, "recent"], value)
+
+
+def in_an_attribute_of_a_table() -> Largest:
+    return in_a_dictionary(pd.Series([0.0]).attrs)
+
+
+def in_a_script_module() -> Largest:
+    class Centre(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("largest", torch.zeros(1))
+
+        def forward(self, value: float) -> Tensor:
+            self.largest.clamp_(min=value)
+            return self.largest
+
+    centre = torch.jit.script(Centre())
+    return lambda value: float(centre(value))
+
+
+def in_a_context_variable() -> Largest:
+    variable = ContextVar("largest", default=0.0)
+    variable.set(0.0)
+
+    def remember(value: float) -> float:
+        variable.set(max(variable.get(), value))
+        return variable.get()
+
+    return remember
+
+
 def in_a_scaler() -> Largest:
     scaler = MaxAbsScaler().fit([[0.5]])
 
@@ -526,6 +561,10 @@ HOLDERS: dict[str, Callable[[], Largest]] = {
     "an array of Python's": lambda: in_an_array(array("d", [0.0])),
     "a vectorized function": in_a_vectorized_function,
     "a table": in_a_table,
+    "a cell of a table": in_a_cell_of_a_table,
+    "an attribute of a table": in_an_attribute_of_a_table,
+    "a script module": in_a_script_module,
+    "a context variable": in_a_context_variable,
     "a scaler": in_a_scaler,
     "a gradient": in_a_gradient,
     "a distribution": in_a_distribution,
@@ -561,6 +600,7 @@ every_holder = pytest.mark.parametrize("make", HOLDERS.values(), ids=HOLDERS.key
 
 
 @every_holder
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
 def test_state_is_restored(make: Callable[[], Largest]) -> None:
     remember = make()
     with preserve_outside_state(remember) as restore:
@@ -661,11 +701,33 @@ def test_a_loss_that_stores_what_vmap_gives_it_is_computed_one_by_one() -> None:
     assert not last
 
 
-def test_a_large_tensor_that_is_written_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.bool])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda memory: memory.logical_not_() if memory.dtype == torch.bool else memory.add_(1),
+        lambda memory: memory.data.fill_(1),
+        lambda memory: memory[1:].data.fill_(1),
+    ],
+    ids=["in place", "data", "data of a view"],
+)
+def test_a_large_tensor_that_is_written_is_refused(
+    monkeypatch: pytest.MonkeyPatch, write: Callable[[Tensor], Any], dtype: torch.dtype
+) -> None:
     monkeypatch.setattr(outside_state, "_MAX_NUMBERS", 2)
-    remember = in_a_tensor(torch.zeros(3), clamp)
-    with pytest.raises(UserError, match=REFUSED), preserve_outside_state(remember):
-        remember(1.0)
+    memory = torch.zeros(3, dtype=dtype)
+    with pytest.raises(UserError, match=REFUSED), preserve_outside_state(memory):
+        write(memory)
+
+
+def test_a_large_tensor_that_is_written_in_inference_mode_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outside_state, "_MAX_NUMBERS", 2)
+    with torch.inference_mode():
+        memory = torch.zeros(3)
+        with pytest.raises(UserError, match=REFUSED), preserve_outside_state(memory):
+            memory.add_(1)
 
 
 class OwnTensor(Tensor):
@@ -679,9 +741,11 @@ class OwnTensor(Tensor):
         lambda numbers: numbers.to(torch.uint16),
         lambda numbers: numbers.to(torch.float8_e5m2),
         lambda numbers: numbers.as_subclass(OwnTensor),
+        lambda numbers: torch.nested.nested_tensor([numbers, numbers], layout=torch.jagged),
     ],
-    ids=["sparse", "uint16", "float8", "a subclass"],
+    ids=["sparse", "uint16", "float8", "a subclass", "nested"],
 )
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_an_unusual_tensor_that_is_written_is_refused(make: Callable[[Tensor], Tensor]) -> None:
     tensor = make(torch.ones(2))
     with pytest.raises(UserError, match=REFUSED), preserve_outside_state(tensor):

@@ -12,10 +12,10 @@ back after each example. This is found from the model and the loss:
   unusual kind is refused.
 
 Functions and classes of the standard library and of installed packages are not followed. The state
-of iterators, context variables, random generators, files and other processes is not restored, nor
-that of most objects of installed packages. A model or loss is rejected if its result for an example
-changes once others have been processed, even if its state can be restored, because it would not
-train as intended (`reference.differentiate_in_loop`, `losses.PerExample`).
+of iterators, random generators, files and other processes is not restored, nor that of most objects
+of installed packages. A model or loss is rejected if its result for an example changes once others
+have been processed, even if its state can be restored, because it would not train as intended
+(`reference.differentiate_in_loop`, `losses.PerExample`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from array import array
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, singledispatch
 from operator import is_
@@ -48,6 +49,7 @@ _MODULES_OF_HOLDERS = (
     *("weakref", "_weakrefset", "numpy", "scipy", "pandas", "torch._library.custom_ops"),
     *("torch.distributions", "torch.nn", "torch.optim", "torch.utils.data"),
     *("sklearn", "transformers", "timm", "monai", "peft", "einops", "torchvision", "torchaudio"),
+    *("cachetools", "networkx", "omegaconf"),
 )
 _ATOMS = {
     *(type(None), bool, int, float, complex, str, bytes, range, slice, torch.dtype, torch.device),
@@ -61,6 +63,7 @@ _DTYPES = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
     *(torch.complex128, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
 }
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 _GRADIENT: Any = Tensor.grad
 _HOOKS: Any = Tensor._backward_hooks
 _MISSING = object()
@@ -183,6 +186,8 @@ def _content_of(value: Any) -> _Content:
     if not _is_library(owner.__module__):
         parts.append(owner)
         parts.extend(_slots_of(value))
+    elif isinstance(value, torch.jit.ScriptModule):  # its tensors are no Python attributes
+        parts.extend([*value.parameters(), *value.buffers()])
     elif isinstance(value, nn.Module):
         pass
     elif owner.__module__.startswith(_MODULES_OF_HOLDERS):
@@ -287,6 +292,19 @@ def _(proxy: Any) -> _Content:
         return _Content([proxy.__init__.__self__])
     except ReferenceError:  # the object no longer exists
         return _Content(())
+
+
+@_content_of.register
+def _(variable: ContextVar) -> _Content:
+    content = variable.get(_MISSING)
+
+    def restore() -> bool:
+        if content is _MISSING or variable.get() is content:
+            return False
+        variable.set(content)
+        return True
+
+    return _Content([content], restore)
 
 
 # --------------------------------------------------------------------------------------------- code
@@ -568,6 +586,8 @@ def _can_be_copied(tensor: Tensor) -> bool:
         return False
     if _is_wrapped(tensor) or tensor.layout != torch.strided or tensor.dtype not in _DTYPES:
         return False
+    if tensor.is_nested:
+        return False
     sizes = zip(tensor.stride(), tensor.shape, strict=True)
     return all(stride > 0 or size == 1 for stride, size in sizes)
 
@@ -596,13 +616,24 @@ def _make_read_only(values: np.ndarray) -> _Content:
 
 @_content_without_copy_of.register
 def _refuse_changes_of(tensor: Tensor) -> _Content:
-    """Raise an error on restoring if a tensor has been written in place."""
-    if _is_wrapped(tensor) or tensor.is_inference():  # have no version
+    """Raise an error on restoring if a tensor has been written in place.
+
+    A version tells this at once, except for writes through `data`, through NumPy or in inference
+    mode. For those, the numbers are summed at the start and at the end.
+    """
+    if _is_wrapped(tensor):
         return _Content(())
-    version = tensor._version
+    version = _version_of(tensor)
+    checksum = _checksum_of(tensor)
+    is_at_end = False
+
+    def finish() -> None:
+        nonlocal is_at_end
+        is_at_end = True
 
     def require_unchanged() -> bool:
-        if tensor._version == version:
+        is_same = _version_of(tensor) == version
+        if is_same and not (is_at_end and _checksum_of(tensor) != checksum):
             return False
         raise UserError(
             f"a tensor outside of the model, of shape {list(tensor.shape)} and {tensor.dtype}, was "
@@ -610,7 +641,20 @@ def _refuse_changes_of(tensor: Tensor) -> _Content:
             "cannot bound: do not write to it."
         )
 
-    return _Content((), require_unchanged)
+    return _Content((), require_unchanged, finish)
+
+
+def _version_of(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _checksum_of(tensor: Tensor) -> int:
+    """Return the sum of a tensor's bits, read as integers; 0 for an unusual kind of tensor."""
+    if not _can_be_copied(tensor):
+        return 0
+    numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    integers = numbers.detach().view(_INTEGERS[numbers.element_size()])
+    return int(integers.sum(dtype=torch.int64))
 
 
 def _is_table(value: Any) -> bool:
@@ -627,4 +671,6 @@ def _content_of_table(table: Any) -> _Content:
         table._update_inplace(saved.copy(deep=True))
         return True
 
-    return _Content((), restore)
+    columns = [table] if table.ndim == 1 else [table.iloc[:, at] for at in range(table.shape[1])]
+    cells = [column.tolist() for column in columns if column.dtype == object]
+    return _Content([*cells, table.attrs], restore)
