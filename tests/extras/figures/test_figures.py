@@ -230,6 +230,15 @@ def test_each_algorithm_is_a_curve_with_its_gap_and_the_non_private_run_a_line(
     assert "n = 1 to 2" in legend.get_title().get_text()
 
 
+def test_a_run_that_two_recipes_share_is_drawn_once(results: Path) -> None:
+    copy = make("a", 0, 0.51, 1, algorithm={"name": "dp_sgd", "target": 1})
+    assert copy["run"] in {run.run for run in records.read_all(results)}
+    save(results, copy | {"recipe": "copy"})
+    figure = figures.draw_runs(results, [], "epsilon_tight", "accuracy", ["algorithm"])
+    (legend,) = figure.legends
+    assert "n = 1 to 2" in legend.get_title().get_text()
+
+
 @pytest.mark.parametrize(
     ("filters", "x", "y", "by", "says"),
     [
