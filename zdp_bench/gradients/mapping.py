@@ -67,7 +67,7 @@ def _has_batching_rule_of_a_user(function: Any, args: Any) -> bool:
         return args[0].vmap is not torch.autograd.Function.vmap
     if isinstance(function, OpOverload | OpOverloadPacket):
         # Whether `torch.library.register_vmap` was called for an operator cannot be queried.
-        return not str(function).startswith(("aten.", "prims."))
+        return not str(function).startswith(("aten.", "prim.", "prims."))
     return False
 
 
