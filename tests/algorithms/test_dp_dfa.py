@@ -366,3 +366,10 @@ def test_values_that_mean_nothing_are_refused(key: str, value: float) -> None:
     """A max_grad_norm of 0.05 leaves nothing for activations."""
     with pytest.raises(UserError, match=f"algorithm.{key}={value:g}"):
         dfa(dense("real"), **{key: value})
+
+
+def test_a_bound_that_the_bias_alone_takes_up_is_refused() -> None:
+    one_layer = nn.Sequential(nn.Flatten(), nn.Linear(84, 3))
+    with pytest.raises(UserError, match=r"algorithm\.max_grad_norm=0\.5: is too small"):
+        dfa(one_layer, max_grad_norm=0.5, error_clip=0.5)
+    assert dfa(one_layer, max_grad_norm=0.5, error_clip=0.3).activation_clips[0] > 0

@@ -148,3 +148,25 @@ def test_numbers_too_small_to_hold_stay_within_the_bound() -> None:
     x, w = torch.full((3, 4), 1e38), torch.full((3, 3), 1e-39)
     found = fast.clipped_sum(module, weighted_outputs, (x, w), 1.0, gamma=1e-4, shares=(3,))
     assert norm(found.sums) <= 1.0
+
+
+class Conjugated(nn.Module):
+    """A layer whose output gradient is lazily conjugated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3, dtype=torch.complex64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).conj() + 1
+
+
+def test_shares_of_lazily_conjugated_gradients() -> None:
+    torch.manual_seed(0)
+    model = Conjugated()
+    batch = torch.randn(5, 4, dtype=torch.complex64), torch.randn(5)
+    found, expected = (
+        engine.clipped_sum(model, loss, batch, 0.5, shares=(2, 3)).sums
+        for engine in (fast, reference)
+    )
+    torch.testing.assert_close(found, expected)

@@ -710,6 +710,20 @@ def test_a_ledger_set_aside_that_cannot_be_read_is_one_sentence(
         reopen(path)
 
 
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_a_ledger_with_a_second_path_is_refused(
+    path: Path, link: Callable[[Path, Path], None]
+) -> None:
+    """Another run could write to it there at the same time."""
+    write(path, 0)
+    other = path.with_name("other.jsonl")
+    link(other, path)
+    with pytest.raises(UserError, match="is a link, or has a second hard link"):
+        reopen(other)
+    other.unlink()
+    assert reopen(path).releases == 1
+
+
 def test_every_edit_is_refused_with_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "edited"
     write(path, 0, 1, 2, 3)

@@ -353,3 +353,10 @@ def test_laws_are_the_same_from_version_to_version(name: str) -> None:
 )
 def test_shared_grids_are_the_same_from_version_to_version(kinds: list, width: float) -> None:
     assert module.shared_width(kinds, 1e-5) == pytest.approx(width, rel=1e-9)
+
+
+def test_where_no_example_can_lie_there_is_no_mass_in_either_direction() -> None:
+    remove, add = module.poisson_laws(0.02, one_example(0.999), 10**6, 1e-5)
+    is_empty = remove.mass == 0
+    assert is_empty.any()
+    assert not add.mass[::-1][is_empty].any()

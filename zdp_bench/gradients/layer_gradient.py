@@ -167,7 +167,7 @@ def contract(gradients: Tensor, factors: Tensor) -> Tensor:
     if gradients.dim() == 2:
         return torch.mv(gradients.T, factors)
     dims = list(range(1, gradients.dim()))
-    order = dims if gradients.is_contiguous() else memory_order(gradients)
+    order = memory_order(gradients)
     ordered = gradients.permute(0, *order)
     rows = ordered.reshape(len(gradients), prod(gradients.shape[1:]))
     total = torch.mv(rows.T, factors).view(ordered.shape[1:])
