@@ -196,6 +196,7 @@ def test_a_broken_example_and_an_empty_sum_are_zero() -> None:
     inputs, targets = examples(3, kind)
     inputs[1] = torch.nan
     norms = algorithm.contributions((inputs, targets))["linear.weight"].norm(dim=(1, 2))
+    assert not algorithm.sums.layer._forward_pre_hooks
     assert norms.tolist() == pytest.approx([1.0, 0.0, 1.0])
     for length, norm in ((0.0, 0.0), (1e-3, 2.0), (1e3, 2.0)):
         direction = torch.zeros(3, 5, dtype=torch.float64)
