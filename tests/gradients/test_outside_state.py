@@ -875,6 +875,13 @@ def test_what_is_not_written_is_not_touched() -> None:
     assert weights._version == versions
 
 
+def test_attributes_of_types_in_c_are_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cython's functions have a read-only one, and belong to no installed package."""
+    monkeypatch.setattr(outside_state, "_is_library", lambda _: False)
+    assert not outside_state._slots_of(InAClass.remember)
+    assert outside_state._slots_of(WithSlots())
+
+
 def test_functions_of_libraries_are_not_followed() -> None:
     with preserve_outside_state(torch.nn.functional.cross_entropy, np.mean) as restore:
         assert not restore()

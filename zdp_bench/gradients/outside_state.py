@@ -226,7 +226,8 @@ class _Slot:
 def _slots_of(value: Any) -> list[_Slot]:
     slots = []
     for owner in type(value).__mro__:
-        if not _is_library(owner.__module__):
+        # Types written in C or Cython have such descriptors too, of which some are read-only.
+        if "__slots__" in vars(owner) and not _is_library(owner.__module__):
             for descriptor in vars(owner).values():
                 if isinstance(descriptor, types.MemberDescriptorType):
                     slots.append(_Slot(value, descriptor))
