@@ -300,6 +300,18 @@ def test_the_mean_of_complex_and_conjugated_sums() -> None:
         torch.testing.assert_close(found[name], expected)
 
 
+def run_out_of_memory_once(algorithm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the algorithm's next sum raise an error for lack of memory."""
+    accumulate, fails = algorithm.accumulate, iter([True])
+
+    def once_out_of_memory(total: Any, batch: Batch) -> None:
+        if next(fails, False):
+            raise MemoryError("out of memory")
+        accumulate(total, batch)
+
+    monkeypatch.setattr(algorithm, "accumulate", once_out_of_memory)
+
+
 def test_a_step_taken_again_in_smaller_pieces_ends_before_its_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,14 +326,7 @@ def test_a_step_taken_again_in_smaller_pieces_ends_before_its_release(
     with training(path) as of:
         of.ledger.begin("code", 0, "new")
         assert of.ledger.counted_again == 0
-        accumulate, fails = of.algorithm.accumulate, iter([True])
-
-        def once_out_of_memory(total: Any, batch: Batch) -> None:
-            if next(fails, False):
-                raise MemoryError("out of memory")
-            accumulate(total, batch)
-
-        monkeypatch.setattr(of.algorithm, "accumulate", once_out_of_memory)
+        run_out_of_memory_once(of.algorithm, monkeypatch)
         before = weights(of)
         with pytest.raises(UserError, match=r"step 0, .*trainer\.micro_batch=4"):
             private_step(of, 0, whole, 7.0)
@@ -338,14 +343,7 @@ def test_a_new_step_in_smaller_pieces_and_a_step_taken_again_in_the_same_are_no_
         micro_batches = pieces(8, 8)
         for _ in range(2):
             private_step(of, 0, micro_batches, 8.0)
-        accumulate, fails = of.algorithm.accumulate, iter([True])
-
-        def once_out_of_memory(total: Any, batch: Batch) -> None:
-            if next(fails, False):
-                raise MemoryError("out of memory")
-            accumulate(total, batch)
-
-        monkeypatch.setattr(of.algorithm, "accumulate", once_out_of_memory)
+        run_out_of_memory_once(of.algorithm, monkeypatch)
         private_step(of, 1, micro_batches, 8.0)
         assert micro_batches.size.examples == 4
         assert of.ledger.releases == 2
