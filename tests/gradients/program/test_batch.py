@@ -124,7 +124,7 @@ pair(
 for _name in ("zeros", "ones", "rand", "randn", "empty"):
     pair(
         _name,
-        lambda x, f=TORCH[_name]: x + 0 * f(x.shape[0], 4, 6).clamp(0, 1),
+        lambda x, f=TORCH[_name]: x + 0 * f(x.shape[0], 4, 6).nan_to_num().clamp(0, 1),
         lambda x, f=TORCH[_name]: x + f(4, 6, x.shape[0]).sum(),
     )
 pair(
@@ -135,7 +135,7 @@ pair(
 for _name in ("new_zeros", "new_ones", "new_empty"):
     pair(
         _name,
-        lambda x, name=_name: x + 0 * getattr(x, name)((x.shape[0], 4, 6)).clamp(0, 1),
+        lambda x, name=_name: x + 0 * getattr(x, name)((x.shape[0], 4, 6)).nan_to_num().clamp(0, 1),
         lambda x, name=_name: x + getattr(x, name)((2 * x.shape[0], 4, 6)).sum(),
     )
 pair(
