@@ -423,7 +423,7 @@ def test_a_training_that_diverges_says_so(
     monkeypatch.setattr("zdp_bench.library.build.execution_digest", lambda *_, **__: "machine")
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), min(rate, 1e9))
-    private = make(model, optimizer=optimizer, epochs=steps / 5, seed=3)
+    private = make(model, optimizer=optimizer, epochs=steps // 5, seed=3)
     if math.isinf(rate):
         optimizer.param_groups[0]["lr"] = math.inf  # as a schedule may have it
         with pytest.raises(UserError, match=r"^diverged at step 50"):
@@ -491,7 +491,12 @@ def test_what_is_no_module_of_torch_is_refused(make: Make) -> None:
         *(({"seed": seed}, "whole number from 0 to") for seed in (-1, 2**64, 1.5, True)),
         *(({"micro_batch": size}, "whole number from 1 to") for size in (0, 1.5, "2")),
         *(({"max_examples": most}, "whole number from 1 to") for most in (0, -1, 1.5, "2", True)),
-        *(({"epochs": value}, "number from 1 to") for value in (math.inf, math.nan, 0)),
+        *(({"epochs": count}, "number from 1 to") for count in (math.inf, math.nan, 0, "3", None)),
+        *(({"delta": delta}, "^delta=.*a number") for delta in ("1e-5", [1e-5], True)),
+        *(({"sample_rate": rate}, "^sample_rate=.*a number") for rate in ("0.1", {}, True)),
+        ({"expected_batch": "6"}, "^expected_batch=.*a number"),
+        ({"ledger": 3}, r"ends in \.jsonl"),
+        ({"unit": torch.tensor(3), "max_examples": 1}, "give the owner of each example"),
         ({"expected_batch": 0}, "must be above 0"),
         *(({"sample_rate": rate}, "^sample_rate=") for rate in (1.5, 0.0, math.nan, 1e-12)),
         ({"ledger": "x" * 300 + ".jsonl"}, r"cannot be written \(File name too long\)"),

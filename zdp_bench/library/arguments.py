@@ -6,7 +6,7 @@ Each function raises `UserError` for an argument that cannot be used.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -53,17 +53,22 @@ def require_loss(loss: Any) -> None:
 
 
 def require_whole(key: str, value: Any, min_value: int, max_value: int) -> None:
-    """Reject a value that is neither None nor a whole number from `min_value` to `max_value`."""
-    if value is None:
-        return
+    """Reject a value that is not a whole number from `min_value` to `max_value`."""
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     rule = f"must be a whole number from {min_value} to {max_value:,}"
     require(is_whole and min_value <= value <= max_value, key, value, rule)
 
 
-def require_epochs(epochs: int) -> None:
-    """Reject a number of epochs that is out of range."""
-    require(1 <= epochs <= MAX_COUNT, "epochs", epochs, f"must be a number from 1 to {MAX_COUNT:,}")
+def require_whole_or_none(key: str, value: Any, min_value: int, max_value: int) -> None:
+    """Reject a value that is neither None nor a whole number within the limits."""
+    if value is not None:
+        require_whole(key, value, min_value, max_value)
+
+
+def require_number(key: str, value: Any) -> None:
+    """Reject a value that is not a real number."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    require(is_number, key, value, "must be a number")
 
 
 def require_sampling(
@@ -78,16 +83,18 @@ def require_sampling(
             "expected_batch."
         )
     if sample_rate is not None:
+        require_number("sample_rate", sample_rate)
         rule = f"must be at least {1 / MAX_COUNT:g} and at most 1"
         require(1 / MAX_COUNT <= sample_rate <= 1, "sample_rate", sample_rate, rule)
     if expected_batch is not None:
+        require_number("expected_batch", expected_batch)
         rule = f"must be above 0 and at most {MAX_COUNT:,}"
         require(0 < expected_batch <= MAX_COUNT, "expected_batch", expected_batch, rule)
 
 
 def require_randomness(seed: int | None, secure: bool) -> None:
     """Reject a seed that is out of range, or that is combined with `secure`."""
-    require_whole("seed", seed, 0, MAX_SEED)
+    require_whole_or_none("seed", seed, 0, MAX_SEED)
     rule = "secure=True uses the operating system's randomness; remove the seed"
     require(seed is None or not secure, "seed", seed, rule)
 

@@ -23,13 +23,14 @@ from zdp_bench.gradients.losses import preserve_random_state
 from zdp_bench.gradients.parts import pack
 from zdp_bench.library.arguments import (
     check_optimizer,
-    require_epochs,
     require_loss,
+    require_number,
     require_options,
     require_randomness,
     require_sampling,
     require_trainable,
     require_whole,
+    require_whole_or_none,
 )
 from zdp_bench.library.examples import Items
 from zdp_bench.library.journal import TrainingName, open_journal, require_ledger_name
@@ -148,12 +149,13 @@ def make_private(
     require_gradients("make_private")
     require_trainable(model)
     require_ledger_name(ledger)
-    require_epochs(epochs)
-    require_whole("batch_size", batch_size, 1, MAX_COUNT)
-    require_whole("max_examples", max_examples, 1, MAX_COUNT)
-    require_whole("micro_batch", micro_batch, 1, MAX_COUNT)
+    require_whole("epochs", epochs, 1, MAX_COUNT)
+    require_whole_or_none("batch_size", batch_size, 1, MAX_COUNT)
+    require_whole_or_none("max_examples", max_examples, 1, MAX_COUNT)
+    require_whole_or_none("micro_batch", micro_batch, 1, MAX_COUNT)
     require_randomness(seed, secure)
     require_sampling(batch_size, sample_rate, expected_batch)
+    require_number("delta", delta)
     require_delta("delta", delta)
     optimizer = check_optimizer(model, optimizer)
     require_loss(loss)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -94,7 +95,9 @@ class Journal:
 
 def require_ledger_name(path: str | Path | None) -> None:
     """Reject a ledger whose name does not end in .jsonl."""
-    if path is not None and Path(path).suffix != ".jsonl":
+    if path is None:
+        return
+    if not isinstance(path, str | os.PathLike) or Path(path).suffix != ".jsonl":
         raise UserError(f"ledger={path}: give a file name that ends in .jsonl.")
 
 

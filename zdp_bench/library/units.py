@@ -78,7 +78,8 @@ def find_owners(unit: Unit | None, num_examples: int, max_examples: int | None) 
         rule = "has an effect with unit= only: add unit=, or remove max_examples"
         require(max_examples is None, "max_examples", max_examples, rule)
         return None
-    if isinstance(unit, str | Mapping) or not (callable(unit) or hasattr(unit, "__len__")):
+    is_column = hasattr(unit, "__len__") and getattr(unit, "ndim", 1) > 0
+    if isinstance(unit, str | Mapping) or not (callable(unit) or is_column):
         raise UserError(
             f"unit={unit!r}: give the owner of each example, as a column of {num_examples:,} "
             "owners or as a function of an example's index."

@@ -67,6 +67,20 @@ def test_what_cannot_be_searched_is_one_sentence(word: str, sentence: str) -> No
         read_search([word], trials=3)
 
 
+@pytest.mark.parametrize(
+    ("words", "trials"),
+    [
+        (["a.b=1,2"], 1_000_000_000),
+        (["a.b=1,2"], 0),
+        ([f"a.k{number}=range(0,100)" for number in range(9)], None),
+    ],
+)
+def test_a_search_of_too_many_trials_is_refused(words: list[str], trials: int | None) -> None:
+    """Calibration took minutes, and a list of all combinations the memory."""
+    with pytest.raises(UserError, match=r"trials"):
+        read_search(words, trials=trials)
+
+
 def test_a_grid_has_every_combination() -> None:
     words = ["a.b=1,2", "c.d=x,y,z"]
     assert read_search(words, "grid").trials == 6

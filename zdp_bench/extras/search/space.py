@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any, Literal
 
-from annotated_types import Gt
+from annotated_types import Gt, Interval
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 from optuna.distributions import (
     BaseDistribution,
@@ -21,10 +22,12 @@ from optuna.distributions import (
 from pydantic import FiniteFloat
 
 from zdp_bench.config.digests import enters_digest
-from zdp_bench.config.types import Count, check_value
+from zdp_bench.config.types import check_value
 from zdp_bench.config.words import parse_words, read_words
 from zdp_bench.errors import UserError
 
+MAX_TRIALS = 100_000  # each is a run with a folder of its own
+Trials = Annotated[int, Interval(ge=1, le=MAX_TRIALS)]
 Target = Annotated[FiniteFloat, Gt(0)]  # ε of a whole search
 EPSILONS = ("privacy.target_epsilon", "privacy.claimed_epsilon")
 # The sections that all trials share, with the reason.
@@ -108,7 +111,7 @@ def read_search(
         UserError: no key has several values, a key cannot be searched, the noise is set twice, or
             the number of trials or ε is missing or out of range.
     """
-    check_value("--trials", Count | None, trials)
+    check_value("--trials", Trials | None, trials)
     check_value("--epsilon", Target | None, epsilon)
     for override in parse_words(overrides):  # before any file is read
         if override.is_sweep_override():
@@ -146,7 +149,7 @@ def grid_of(searched: dict[str, BaseDistribution]) -> list[dict[str, Any]]:
     """Return all combinations of the values; the values of the last key change fastest.
 
     Raises:
-        UserError: the values of a key are an interval.
+        UserError: the values of a key are an interval, or there are too many combinations.
     """
     choices = []
     for key, values in searched.items():
@@ -156,6 +159,12 @@ def grid_of(searched: dict[str, BaseDistribution]) -> list[dict[str, Any]]:
                 "comma list, choice(...) or range(...), or use --sampler tpe."
             )
         choices.append(values.choices)
+    size = math.prod(len(values) for values in choices)
+    if size > MAX_TRIALS:
+        raise UserError(
+            f"--sampler grid: the lists have {size:,} combinations, and a search at most "
+            f"{MAX_TRIALS:,} trials; give fewer values, or use --sampler random with --trials."
+        )
     return [dict(zip(searched, values, strict=True)) for values in product(*choices)]
 
 
