@@ -62,7 +62,7 @@ def test_epsilon_is_that_of_the_steps_so_far(make: Make) -> None:
     assert report["epsilon_tight"] == private.epsilon
     assert report["steps"] == report["ledger"]["entries"] == 10
     assert (report["randomness"], report["randomness_from"]) == (
-        "seeded",
+        "keyed",
         "the operating system, at each step",
     )
     assert (report["adjacency"], report["epsilon_of"]) == ("add_or_remove_one", "example")

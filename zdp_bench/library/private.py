@@ -27,7 +27,7 @@ from zdp_bench.gradients.program import renew
 from zdp_bench.library import starts
 from zdp_bench.library.examples import Items
 from zdp_bench.library.journal import Journal, writable
-from zdp_bench.library.keys import Keys
+from zdp_bench.library.keys import Keys, randomness_kind
 from zdp_bench.library.model_check import require_gradients
 from zdp_bench.library.optimizers import (
     Regulariser,
@@ -509,7 +509,8 @@ class Private:
         mechanism = self.algorithm.mechanism()
         in_order = sorted(self._earlier, key=lambda earlier: (earlier.ledger, earlier.steps))
         start = starts.describe(self._as_earlier(), in_order, self.delta)
-        report = released_report(mechanism, self.ledger, releases, self.delta, self.keys.secure)
+        randomness = randomness_kind(self.keys.source())
+        report = released_report(mechanism, self.ledger, releases, self.delta, randomness)
         unit: dict[str, Any] = {"epsilon_of": "example"}
         if self.units.owners is not None:
             unit = {

@@ -146,7 +146,7 @@ class Released:
         unit: kind of the owners of examples, such as "patient".
         epsilon_of: whose presence the tight ε hides: "example", or the unit.
         examples_per_patient: maximum number of one owner's examples in a step that draws examples.
-        randomness: source of the noise: "seeded" or "cryptographic".
+        randomness: source of the noise: "seeded", "keyed" (your own loop) or "cryptographic".
         nodes: the releases of each node of a federation.
     """
 

@@ -653,6 +653,7 @@ def privacy_report(
     # If steps draw whole patients, a patient is a single share of the sum.
     shares_per_patient = 1 if by_patient else examples_per_patient
     patient_at_least, patient = patient_interval(mechanism, shares_per_patient, releases, delta)
+    randomness = "cryptographic" if config.privacy.secure else "seeded"
     return {
         "epsilon_claimed": setup.claimed_epsilon(releases),
         "claimed_by": config.accountant,
@@ -663,7 +664,7 @@ def privacy_report(
         "unit": unit,
         "epsilon_of": epsilon_of(config, unit),
         "noise_multiplier": setup.algorithm.noise_multiplier,
-        **released_report(mechanism, ledger, releases, delta, config.privacy.secure),
+        **released_report(mechanism, ledger, releases, delta, randomness),
         **setup.algorithm.report(releases, delta),
     }
 
@@ -678,7 +679,7 @@ def released_report(
     ledger: Tally,
     releases: int,
     delta: float,
-    secure: bool,
+    randomness: str,
 ) -> dict[str, Any]:
     """Return the part of a record's privacy section that follows from the releases alone.
 
@@ -687,7 +688,8 @@ def released_report(
         ledger: the ledger.
         releases: number of releases.
         delta: δ at which every ε is computed.
-        secure: whether noise and batches come from a cryptographic generator.
+        randomness: source of noise and batches: "seeded", "keyed" (by a secret key, which follows
+            from no seed) or "cryptographic".
     """
     position = ledger.position
     at_least, tight = tight_interval(mechanism, releases, delta)
@@ -701,6 +703,6 @@ def released_report(
         "adjacency": mechanism.sampling.adjacency,
         "sampling": mechanism.sampling.as_dict(),
         "mechanism": mechanism.as_dict(),
-        "randomness": "cryptographic" if secure else "seeded",
+        "randomness": randomness,
         "ledger": {"entries": position.releases, "digest": position.digest},
     }

@@ -134,6 +134,15 @@ def test_the_ledger_says_where_randomness_came_from(
     assert any(check.state == "failed" for check in said)
 
 
+def test_an_export_of_an_earlier_version_calls_keyed_noise_seeded(
+    make: Make, tmp_path: Path
+) -> None:
+    train(private := make(), most=2)
+    private.export(tmp_path / "own")
+    said = forge(tmp_path / "own", lambda body: body["privacy"].update(randomness="seeded"))
+    assert all(check.state != "failed" for check in said)
+
+
 def test_steps_that_were_left_out_of_the_ledger_lower_no_epsilon(either: Path) -> None:
     lines = (either / "ledger.jsonl").read_text().splitlines(keepends=True)
     edit(either / "ledger.jsonl", lambda _: "".join(lines[:-3]))
