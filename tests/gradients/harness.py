@@ -237,6 +237,14 @@ LAYERS: list[Case] = [
         ),
         (2, 6, 5),
     ),
+    *(
+        _complex(
+            f"standardised complex torch Conv2d with {keywords}",
+            lambda keywords=keywords: standardise(_c(nn.Conv2d, 2, 3, 3, **keywords)),
+            (2, 6, 5),
+        )
+        for keywords in ({"padding": 1, "padding_mode": "circular"}, {"padding": "same"})
+    ),
     Case("standardised Conv1d", lambda: standardise(nn.Conv1d(3, 4, 3, groups=1)), (3, 7)),
     _complex(
         "standardised ComplexConv2d",

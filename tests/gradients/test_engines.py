@@ -22,6 +22,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients import Engine, clipped_sum, fast, layer_gradient, reference, tape
 from zdp_bench.gradients.program import uses
 from zdp_bench.gradients.rules import NoRule, convolution
+from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.nn.convolution import ComplexConv2d
 
 INPUTS, TARGETS = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(4)
@@ -331,3 +332,29 @@ def test_an_example_at_the_edge_of_float32_keeps_its_bound(bound: float) -> None
     batch = torch.full((1, 1000), 3e38), torch.full((1, 1000), 1e-9)
     for engine in ("fast", "reference"):
         assert norm(clipped_sum(model, weighted, batch, bound, engine=engine).sums) <= bound
+
+
+@pytest.mark.parametrize("value", [2.64e-23, 5.7e-22])
+@pytest.mark.parametrize("block", [1, 8])
+def test_a_circulant_layer_stays_bounded_where_squares_of_its_spectrum_underflow(
+    value: float, block: int
+) -> None:
+    def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.squeeze(1) - targets) ** 2 / 2
+
+    layer = CirculantLinear(10_000, 1, block, bias=False)
+    torch.nn.init.zeros_(layer.weight)
+    inputs = torch.zeros(1, 10_000)
+    inputs[:, ::block] = value
+    batch = inputs, torch.full((1,), 1.8e19)
+    for bound in (1e-3, 1e-2):
+        assert norm(clipped_sum(layer, half_square, batch, bound, engine="fast").sums) <= bound
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parameters_whose_sums_would_be_rounded_past_the_bound_are_refused(
+    dtype: torch.dtype,
+) -> None:
+    model = nn.Linear(3, 2).to(dtype)
+    with pytest.raises(UserError, match="'weight' is of torch"):
+        clipped_sum(model, loss, (torch.zeros(2, 3, dtype=dtype), torch.zeros(2)), 1.0)

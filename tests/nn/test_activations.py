@@ -78,6 +78,13 @@ def test_nothing_is_nan_at_the_origin_on_the_axes_or_far_away(name: str) -> None
 
 
 @pytest.mark.parametrize("name", COMPLEX)
+def test_a_lazily_conjugated_input_gives_what_its_copy_does(name: str) -> None:
+    layer = activation(name, 3)
+    z = torch.randn(2, 3, 4, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(layer(z.conj()), layer(z.conj().resolve_conj()))
+
+
+@pytest.mark.parametrize("name", COMPLEX)
 def test_maps_keep_their_layout_forward_and_backward(name: str) -> None:
     """Or the next convolution copies the map, and the one before the gradient."""
     layer = activation(name, 3)

@@ -31,11 +31,12 @@ from types import MappingProxyType
 from typing import Any, Literal
 from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError, setting
 from zdp_bench.gradients import fast, program, reference
-from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, add_up
+from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, add_up, trainable
 from zdp_bench.gradients.losses import PerExample, per_example, require_outputs_alone
 from zdp_bench.gradients.program import Program
 from zdp_bench.gradients.rules import NoRule, Rule
@@ -109,9 +110,10 @@ def clipped_sum(
 
     Raises:
         UserError: `engine` is "fast", or there are rules, and the fast engine does not support the
-            model.
+            model; or a trainable parameter has fewer than 32 bits, so that the rounded sum would
+            exceed the bound.
     """
-
+    _require_precise(model)
     options: dict[str, Any] = {
         "per_layer": per_layer,
         "gamma": gamma,
@@ -149,6 +151,17 @@ def clipped_sum(
         log.info("no per-sample rule supports %s: using torch.func for this model", error)
         _unsupported.add(program_or_model)
     return reference.clipped_sum(model, loss, batch, bound, **options)
+
+
+def _require_precise(model: nn.Module) -> None:
+    """Reject a trainable parameter in whose type sums cannot be rounded within the bound."""
+    for name, parameter in trainable(model).items():
+        if torch.finfo(parameter.dtype).bits < 32:
+            raise UserError(
+                f"parameter '{name}' is of {parameter.dtype}, and rounding the clipped sum to it "
+                "would exceed the bound: use float32, such as model.float(), and autocast for "
+                "speed."
+            )
 
 
 def _log_layers_without_rule(model: nn.Module) -> None:

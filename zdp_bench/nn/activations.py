@@ -59,7 +59,8 @@ def on_parts(function: object, z: Tensor) -> Tensor:
     """Apply a real function to the real and the imaginary part, keeping the memory order."""
     if z.dim() > 2 and not z.is_contiguous():
         return on_parts(function, z.movedim(1, -1).contiguous()).movedim(-1, 1)
-    return torch.view_as_complex(function(torch.view_as_real(z)))  # type: ignore[operator]
+    parts = torch.view_as_real(z.resolve_conj())
+    return torch.view_as_complex(function(parts))  # type: ignore[operator]
 
 
 def modulus_and_inverse(z: Tensor) -> tuple[Tensor, Tensor]:

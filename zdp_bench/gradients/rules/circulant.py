@@ -121,13 +121,16 @@ class Correlation:
         )
 
     def squared_norms(self) -> Tensor:
-        """Return ‖gᵢ ⋆ xᵢ‖² over all channels and lags, [B] in float64."""
+        """Return ‖gᵢ ⋆ xᵢ‖² over all channels and lags, [B] in float64.
+
+        It is not too small by more than float32's rounding, even if squares underflow.
+        """
         multiplicity = _multiplicity(self.sizes[-1], self.x.device).unsqueeze(-1)
         squares_of_chunks = []
         for x_hat, g_hat in self._spectra:
-            power = _power(x_hat) * _power(g_hat)  # [*half, b]
+            power = _max_power(x_hat) * _max_power(g_hat)  # [*half, b]
             whole_power = (power * multiplicity).flatten(0, -2)
-            squares_of_chunks.append(whole_power.sum(dim=0, dtype=torch.float64))
+            squares_of_chunks.append(whole_power.sum(dim=0))
         return torch.cat(squares_of_chunks) / prod(self.sizes)
 
     def summands(self) -> Summands:
@@ -266,6 +269,12 @@ def _fourier_matrix(
     angles = steps.double() * (-2 * math.pi / size)
     matrix = torch.polar(torch.ones_like(angles), angles)
     return matrix.to(device, dtype)
+
+
+def _max_power(z: Tensor) -> Tensor:
+    """Return Σ_c |z_c|² in float64, [*, C, b] -> [*, b], plus what underflow can have lost."""
+    max_loss = 2 * z.shape[-2] * torch.finfo(z.dtype).tiny
+    return _power(z).double() + max_loss
 
 
 def _power(z: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from math import prod
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from zdp_bench.gradients.layer_gradient import (
     GPU_SCALE,
@@ -477,7 +478,8 @@ def standardised_convolution(
     standardised weight. That is then pulled back to the layer's weight.
     """
     weight: Tensor = layer.weight  # type: ignore[assignment]
-    plain_rule = complex_convolution if weight.is_complex() else torch_convolution
+    is_torch_layer = isinstance(layer, _ConvNd)  # with a complex dtype, too
+    plain_rule = torch_convolution if is_torch_layer else complex_convolution
     gradients = plain_rule(layer, x, g)
     pull_gradient_back, max_gain = pull_back(weight.detach())
     filter_size = weight[0].numel()
