@@ -16,17 +16,34 @@ from zdp_bench.data.speech_commands import CLIP, RATE, SpeechCommands
 WORDS = ["yes", "no"]
 
 
+def tensorflows_hann_window(length: int) -> np.ndarray:
+    """`tf.signal.hann_window(length, periodic=True)`: symmetric if the length is odd."""
+    is_even = length % 2 == 0
+    period = length if is_even else length - 1
+    return 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(length) / period)
+
+
 def test_the_transform_is_tensorflows_by_its_definition() -> None:
-    """tf.signal.stft(x, 255, 128): frames times a periodic Hann window, zero-padded to 256."""
+    """tf.signal.stft(x, 255, 128): frames times its Hann window, zero-padded to 256."""
     wave = np.random.default_rng(0).normal(size=CLIP)
     ours = speech.stft(torch.from_numpy(wave[None]).float())[0].numpy()
     assert ours.shape == (124, 129)
-    window = [0.5 - 0.5 * math.cos(2 * math.pi * n / 255) for n in range(255)]
+    window = tensorflows_hann_window(255)
     for frame in (0, 1, 77, 123):
         for k in (0, 1, 64, 128):
             turns = np.exp(-2j * np.pi * k * np.arange(255) / 256)
             expected = (wave[128 * frame :][:255] * window * turns).sum()
             assert abs(ours[frame, k] - expected) < 1e-3
+
+
+def test_spectrograms_of_another_version_have_another_digest(
+    small_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"words": WORDS, "test_share": 0.3}
+    current = SpeechCommands(**options).load(small_root)
+    monkeypatch.setattr(speech, "STFT_VERSION", 1)
+    assert SpeechCommands(**options).load(small_root).digest != current.digest
+    assert len(list((tmp_path / "cache" / "zdp-bench" / "spectrograms").iterdir())) == 2
 
 
 def test_other_steps_frame_as_tensorflow_does() -> None:

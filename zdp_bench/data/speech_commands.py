@@ -1,9 +1,10 @@
 """SpeechCommands as complex spectrograms (Ziller et al. 2021, 5.3 and A.2.3), from .wav files.
 
 Appendix A.2.3 uses TensorFlow's short-time Fourier transform with frames of 255 samples, every 128
-samples. `tf.signal.stft` then uses an FFT length of 256 (the next power of two), a periodic Hann
-window of the frame's length, no centring and no padding at the end. This gives
-1 + (16000 − 255) // 128 = 124 frames of 129 bins.
+samples. `tf.signal.stft` then uses an FFT length of 256 (the next power of two), a Hann window of
+the frame's length, no centring and no padding at the end. The window is symmetric: TensorFlow makes
+it periodic only if its length is even. This gives 1 + (16000 − 255) // 128 = 124 frames of 129
+bins.
 
 The paper's numbers disagree: it names ten words, states 2,000 clips per word but 8,000 in all, and
 gives its network 8 outputs. Here the words and the number of clips per word are options, and the
@@ -48,6 +49,7 @@ fft = LazyModule("scipy.fft")
 RATE = 16_000  # Hz; a clip is one second
 CLIP = 16_000  # samples
 FRAME, STEP, FFT = 255, 128, 256
+STFT_VERSION = 2  # increment when `stft` changes; part of the digest and the cache key
 BINS = FFT // 2 + 1
 LOG_GAIN = 100.0
 MAX_SAMPLES = 10 * CLIP  # of a file
@@ -138,7 +140,7 @@ class SpeechCommands(Dataset):
         paths = [path for path, _ in clips]
         labels = torch.tensor([label for _, label in clips])
         contents = [f"{path.parent.name}/{path.name}:{sha256(path)}" for path in paths]
-        files = digest("".join(contents))
+        files = digest(f"{STFT_VERSION}:{''.join(contents)}")
         speakers = [speaker_of(path) for path in paths]
         names, numbers = np.unique(speakers, return_inverse=True)
         owners = torch.from_numpy(numbers)
@@ -203,7 +205,7 @@ class SpeechCommands(Dataset):
 
         Args:
             paths: paths of the clips.
-            files: digest of the clips, for the cache.
+            files: digest of the clips and of `STFT_VERSION`, for the cache.
         """
         step, bins = self.frame_step, self.bins
 
@@ -268,11 +270,14 @@ def count_frames(step: int) -> int:
 def stft(waves: Tensor, step: int = STEP) -> Tensor:
     """Compute `tf.signal.stft(waves, 255, step)`: float [B, 16000] -> complex64 [B, frames, 129].
 
+    The window is TensorFlow's for an odd length (`_raised_cosine_window` of its window_ops.py):
+    symmetric, with a weight of 0 at both ends.
+
     The frames of `torch.stft` have the FFT length, one sample more. The window's weight of that
     sample is 0, so padding the clip with a zero has no effect on the result.
     """
     waves = F.pad(waves, (0, FFT - FRAME))
-    window = F.pad(torch.hann_window(FRAME, periodic=True), (0, FFT - FRAME))
+    window = F.pad(torch.hann_window(FRAME, periodic=False), (0, FFT - FRAME))
     spectra = torch.stft(
         waves,
         n_fft=FFT,
