@@ -25,6 +25,7 @@ from zdp_bench.gradients.rules import NoRule, convolution
 from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.nn.convolution import ComplexConv2d
 
+ENGINES: tuple[Engine, ...] = ("fast", "reference")
 INPUTS, TARGETS = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(4)
 
 
@@ -358,3 +359,27 @@ def test_parameters_whose_sums_would_be_rounded_past_the_bound_are_refused(
     model = nn.Linear(3, 2).to(dtype)
     with pytest.raises(UserError, match="'weight' is of torch"):
         clipped_sum(model, loss, (torch.zeros(2, 3, dtype=dtype), torch.zeros(2)), 1.0)
+
+
+def test_the_gradient_of_an_addition_is_scaled_by_the_conjugate() -> None:
+    """Its sign was reversed for an imaginary scale, so that training went uphill."""
+    weight = torch.randn(3, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    model = Made(lambda net, x: torch.add(x, net.w, alpha=1j), w=nn.Parameter(weight))
+    batch = INPUTS.to(torch.complex64), TARGETS
+
+    def modulus(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.abs().sum(dim=1) - targets) ** 2
+
+    found = {engine: clipped_sum(model, modulus, batch, 1.0, engine=engine) for engine in ENGINES}
+    torch.testing.assert_close(found["fast"].sums, found["reference"].sums)
+
+
+def test_a_prelu_of_one_number_per_example_has_a_rule() -> None:
+    model = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0), nn.PReLU())
+    batch = INPUTS, TARGETS
+
+    def square(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets) ** 2
+
+    found = {engine: clipped_sum(model, square, batch, 1.0, engine=engine) for engine in ENGINES}
+    torch.testing.assert_close(found["fast"].sums, found["reference"].sums)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from zdp_bench.errors import UserError
+from zdp_bench.gradients import fast
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules.circulant import Correlation
 from zdp_bench.gradients.spectra import kernel_domain, padded_domain
@@ -127,6 +128,16 @@ def test_many_examples_are_transformed_a_few_at_a_time(monkeypatch: pytest.Monke
 def test_what_has_no_padded_spectrum_is_refused(layer: nn.Module, says: str) -> None:
     with pytest.raises(UserError, match=says):
         padded_domain(nn.Sequential(layer), loss, torch.empty(0, 2, 7, 8))
+
+
+@pytest.mark.parametrize("mode", ["zeros", "circular", "reflect"])
+def test_a_map_is_padded_once(mode: str) -> None:
+    """A recorded program pads by an operation of its own, except with zeros."""
+    model, batch = network(padding=1, padding_mode=mode)
+    domain = padded_domain(model, loss, batch[0][:0])
+    rules = {"per_layer": True, "rules": domain.rules}
+    by_layers = fast.clipped_sum(model, loss, batch, 1.0, **rules).sums
+    torch.testing.assert_close(domain.clipped_sum(batch, 1.0), by_layers)
 
 
 def test_a_map_of_another_size_is_refused() -> None:

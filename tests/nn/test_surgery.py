@@ -49,6 +49,16 @@ def test_instance_norm_on_vectors_has_nothing_to_normalise_and_is_refused() -> N
     assert check(surgery.replace_batchnorm(mlp(nn.BatchNorm1d(8)), "group")) == []
 
 
+def test_a_batchnorm_of_two_names_is_replaced_under_both() -> None:
+    model = mlp(nn.BatchNorm1d(8))
+    model.norm = next(m for m in model.modules() if isinstance(m, nn.BatchNorm1d))
+    surgery.replace_batchnorm(model, "group")
+    assert isinstance(model.norm, nn.GroupNorm)
+    assert sum(layer is model.norm for layer in model.children()) == 1  # lists a layer once
+    assert not any(isinstance(layer, nn.BatchNorm1d) for layer in model.modules())
+    assert check(model) == []
+
+
 def test_a_layer_may_say_itself_what_takes_its_place() -> None:
     class ComplexBatchNorm(nn.Module):
         def per_sample_norm(self, how: str) -> nn.Module:

@@ -315,16 +315,18 @@ def _convolution_rule(spectrum: Spectrum) -> Rule:
         g: Tensor,
     ) -> dict[str, LayerGradient]:
         assert isinstance(layer, Convolution)
-        x = pad_input(layer, x)
         spread = _spread(g, layer.stride)
-        inputs, outputs = x.shape[2:], tuple(spread.shape[2:])
-        sizes = tuple(a + b - 1 for a, b in zip(inputs, outputs, strict=True))
-        if sizes != spectrum.sizes:
+        outputs = tuple(spread.shape[2:])
+        padded = tuple(a - b + 1 for a, b in zip(spectrum.sizes, outputs, strict=True))
+        if x.shape[2:] != padded:  # a program may pad by an operation of its own
+            x = pad_input(layer, x)
+        inputs = x.shape[2:]
+        if inputs != padded:
             raise UserError(
                 f"an example's map of {list(inputs)} is not of the size that "
                 "this run was set up for."
             )
-        fast_sizes = tuple(fft.next_fast_len(size, real=True) for size in sizes)
+        fast_sizes = tuple(fft.next_fast_len(size, real=True) for size in spectrum.sizes)
         correlation = Correlation(x, spread, fast_sizes)
         weight = _transformed(correlation, spectrum, outputs)
         bias = LayerGradient.from_gradients(g.flatten(2).sum(dim=2))

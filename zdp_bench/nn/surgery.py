@@ -56,23 +56,21 @@ def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
     Raises:
         UserError: the model has no BatchNorm, or is a single BatchNorm.
     """
-    is_replaced = False
-    for name, module in list(model.named_modules()):
+    norms: dict[nn.Module, nn.Module] = {}
+    for name, module in list(model.named_modules(remove_duplicate=False)):
         make_norm: Callable[[str], nn.Module] | None = getattr(module, "per_sample_norm", None)
-        if make_norm is not None:
-            norm = make_norm(how)
-        elif isinstance(module, _BatchNorm):
-            norm = _per_sample_norm(module, how)
-        else:
+        if make_norm is None and not isinstance(module, _BatchNorm):
             continue
-        norm.train(module.training)
-        norm.in_place_of = type(module).__name__  # type: ignore[assignment]  # for `surgery`
         if not name:
             raise UserError("model.replace_batchnorm: the model is a single BatchNorm.")
+        if module not in norms:  # a layer can have several names
+            norm = make_norm(how) if make_norm is not None else _per_sample_norm(module, how)
+            norm.train(module.training)
+            norm.in_place_of = type(module).__name__  # type: ignore[assignment]  # for `surgery`
+            norms[module] = norm
         parent_name, _, child_name = name.rpartition(".")
-        setattr(model.get_submodule(parent_name), child_name, norm)
-        is_replaced = True
-    if not is_replaced:
+        setattr(model.get_submodule(parent_name), child_name, norms[module])
+    if not norms:
         raise UserError(
             f"model.replace_batchnorm={how}: the model has no BatchNorm. Remove the key."
         )

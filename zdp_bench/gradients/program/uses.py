@@ -380,7 +380,7 @@ class _Call:
         elif use.kind == "add":
             is_scaled = use.weights[0].argument == "other"  # input + alpha · other
             alpha = use.arguments["alpha"] if is_scaled else 1
-            gradients = [g if alpha == 1 else g * alpha]
+            gradients = [g if alpha == 1 else g * alpha.conjugate()]
         elif use.kind in BY_NUMBER and use.kind != "masked_fill":  # whose value must be a scalar
             gradients = self._differentiate_by_number(x, g)
         else:

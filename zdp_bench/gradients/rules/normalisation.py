@@ -122,14 +122,14 @@ def prelu(
     x: Tensor,
     g: Tensor,
 ) -> dict[str, LayerGradient]:
-    """Return the gradient of a PReLU's weight for x and g [B, C, *].
+    """Return the gradient of a PReLU's weight for x and g [B, C, *], or [B].
 
     PReLU computes y = max(x, 0) + w·min(x, 0) with w [C] or [1].
     """
     assert isinstance(layer, nn.PReLU)
     gradient = g * torch.clamp(x, max=0)
     if layer.num_parameters == 1:
-        gradient = gradient.flatten(1).sum(1, keepdim=True)
+        gradient = gradient.reshape(len(gradient), -1).sum(1, keepdim=True)
     elif gradient.dim() > 2:
         gradient = gradient.flatten(2).sum(dim=2)
     return {"weight": LayerGradient.from_gradients(gradient)}
