@@ -575,6 +575,15 @@ def test_a_closed_ledger_counts_until_its_file_is_not_as_it_was_closed(
         ledger.sync()
 
 
+def test_no_step_is_taken_with_a_closed_ledger(path: Path) -> None:
+    """A step that it holds was let through, although nothing ties the process to the file."""
+    ledger = write(path, 0, 1)
+    for step in (0, 1, 2):
+        with pytest.raises(UserError, match="the ledger is closed"):
+            ledger.append(step)
+    assert ledger.releases == 2
+
+
 def test_a_ledger_that_could_not_be_closed_counts_no_more(path: Path) -> None:
     ledger = Ledger(path, MECHANISM, repeatable=True)
     ledger.append(0)

@@ -271,8 +271,13 @@ class Ledger(Tally):
         """Write that `step` is about to be taken, unless this file already has the same release.
 
         See `Tally.append`.
+
+        Raises:
+            UserError: the ledger is closed, or the file is not as it was last written.
         """
         self.require_own_process()
+        if self._file.closed:  # another process may have continued the file since
+            raise UserError(f"{self.path}: the ledger is closed, so no step can be taken with it.")
         self._cut_back()
         entry = Step(step, weights_digest, self.generation)
         if self.repeatable and self._in_file.holds(entry):

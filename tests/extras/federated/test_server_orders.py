@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,59 @@ def test_a_damaged_message_of_a_server_is_refused_in_one_sentence(
                 assert "\n" not in str(answer.error.reason)
                 assert len(str(answer.error.reason)) < 1000
     assert refused > count / 2
+
+
+def refuse_other_noise(node: Node) -> None:
+    prepare(node, rounds=1)  # fewer steps need less noise for the claimed ε
+
+
+def refuse_unknown_steps(node: Node) -> None:
+    (planned,) = node.config.results.rglob("spending.json")
+    planned.unlink()
+    prepare(node, "b" * 64)
+
+
+def refuse_position(node: Node) -> None:
+    values = {"run": RUN, "rounds": 8, "entries": 9, "digest": "0" * 64}
+    _check_and_prepare(node, values)
+
+
+@pytest.mark.parametrize(
+    ("order", "reason"),
+    [
+        (refuse_other_noise, "another mechanism"),
+        (refuse_unknown_steps, "contains steps of an unfinished run"),
+        (refuse_position, "the file was truncated"),
+    ],
+)
+def test_a_node_that_refuses_to_prepare_takes_no_round(
+    configured: Make, order: Callable[[Node], None], reason: str
+) -> None:
+    """It took rounds that it had counted before, with the noise or the budget of the order."""
+    site = Site(configured(*OWN, "privacy.max_epsilon=1000"))
+    node = site.node(0)
+    prepare(node)
+    assert take_rounds(node, 2) == 2
+    with pytest.raises(UserError, match=reason):
+        order(node)
+    with pytest.raises(UserError, match="has to join again"):
+        take_rounds(node, 1)
+    site.close()
+
+
+def test_a_refused_order_to_prepare_is_not_kept_for_the_next_process(configured: Make) -> None:
+    set_sender()
+    config = configured(*OWN)
+    context = Context(1, 2, {"partition-id": 0}, RecordDict(), {})
+    values = {"run": RUN, "rounds": 8, "entries": 0, "digest": ""}
+    for rounds, is_prepared in ((8, True), (1, False), (8, True)):
+        with open_site("key", Site(config)):  # a process of its own
+            body = content(values | {"rounds": rounds})
+            message = Message(body, 2, "query.prepare")
+            message.metadata.__dict__["_message_id"] = "1"
+            answer = call_app(client_app(config, "key"), message, context)
+            assert answer.has_error() != is_prepared
+        assert ("prepared" in context.state) == is_prepared
 
 
 def test_other_names_for_a_run_buy_a_server_no_more_releases(configured: Make) -> None:

@@ -181,8 +181,7 @@ class Site:
     def close(self) -> None:
         """Close the ledgers of all nodes."""
         for node in self.nodes.values():
-            if node.ledger:
-                node.ledger.close()
+            node.close()
 
 
 class Node:
@@ -254,6 +253,7 @@ class Node:
         Raises:
             UserError: the ledger is behind the known position, or the node's total ε is not known.
         """
+        self.close()  # so that a node that then refuses has nothing to take a round with
         site = self.site
         node_setup = replace(site.setup, data=replace(site.data, train=self.examples))
         self.setup = node_setup.with_plan(steps_of(site.config, self.num_units, rounds))
@@ -264,8 +264,6 @@ class Node:
         own_facts = f"{foreign_code(site.config.plugins)}:node {self.number}:{site.data.digest}"
         self._key = run_key(run, self.mechanism, own_facts)
         run_home = records.folder(self.config.results, self.config.recipe, run)
-        if self.ledger:
-            self.ledger.close()
         config = self.setup.config  # with calibrated noise
         if not self.is_split:
             # Other runs at this site count this one from now on, even if it is stopped.
@@ -277,7 +275,7 @@ class Node:
             ranks=1,
             deterministic=config.execution.deterministic,
         )
-        self.ledger = open_ledger(
+        ledger = open_ledger(
             run_home / "nodes" / self._name() / "ledger.jsonl",
             self.mechanism,
             not config.privacy.secure,
@@ -287,13 +285,24 @@ class Node:
             (execution, 0, "the weights it is sent"),
             identity=f"node {self.number}",
         )
-        # An upper bound, reached if every step of the plan is taken anew.
-        max_releases = self.ledger.releases + self.setup.plan.steps
-        if self.is_split:
-            self.max_releases = self.setup.affordable(max_releases)
-        else:
-            self.max_releases = self._affordable_after_other_runs(max_releases, run_home)
+        try:
+            # An upper bound, reached if every step of the plan is taken anew.
+            max_releases = ledger.releases + self.setup.plan.steps
+            if self.is_split:
+                self.max_releases = self.setup.affordable(max_releases)
+            else:
+                self.max_releases = self._affordable_after_other_runs(max_releases, run_home)
+        except BaseException:
+            ledger.close()
+            raise
+        self.ledger = ledger  # last: with it, the node takes rounds
         return self.report_position() | {"mechanism": self.mechanism.digest()}
+
+    def close(self) -> None:
+        """Close the ledger, so that the node takes no round until it has prepared again."""
+        if self.ledger:
+            self.ledger.close()
+        self.ledger = None
 
     def _name(self) -> str:
         """Return the name of this node's folder in the run's folder.
@@ -436,9 +445,11 @@ def client_app(config: Run, key: str) -> ClientApp:
 
     def prepare(message: Message, context: Context) -> RecordDict:
         values = checked_values(message, PREPARE_VALUES)
-        node = node_of(context)
+        # Until the node has prepared, no other process may take a round for it.
+        context.state.pop("prepared", None)
+        prepared = _check_and_prepare(node_of(context), values)
         context.state["prepared"] = ConfigRecord(values)
-        return content(_check_and_prepare(node, values))
+        return content(prepared)
 
     def train(message: Message, context: Context) -> RecordDict:
         node = node_of(context)
