@@ -53,6 +53,27 @@ def test_an_array_that_another_process_deletes_while_it_is_made_is_whole(tmp_pat
         assert not [*tmp_path.rglob("rows/*")]
 
 
+@pytest.mark.parametrize("error", [FileNotFoundError, PermissionError, ValueError, UserError])
+def test_an_error_of_what_is_read_is_raised_and_nothing_is_stored(
+    tmp_path: Path, error: type[Exception]
+) -> None:
+    """A missing file was taken for the deleted partial one: the other rows were 0."""
+
+    def blocks() -> Iterator[np.ndarray]:
+        yield ROWS[:6]
+        raise error("x.png")
+
+    with pytest.raises(error, match=r"x\.png"):
+        load_or_make("rows", "d" * 64, (10, 4), np.float32, blocks())
+    assert not [*tmp_path.rglob("rows/*")]
+
+
+def test_an_array_that_its_blocks_do_not_fill_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="blocks have 6 rows, but the array has 10"):
+        load_or_make("rows", "d" * 64, (10, 4), np.float32, iter([ROWS[:6]]))
+    assert not [*tmp_path.rglob("rows/*")]
+
+
 @pytest.mark.parametrize("place", [0, 148, 296])
 def test_an_array_whose_bytes_changed_is_made_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, place: int

@@ -93,14 +93,26 @@ def load_or_make(
     try:
         _fill(mapped, blocks)
         mapped.flush()
+        is_stored = _finish(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return _open(path) if is_stored else mapped
+
+
+def _finish(partial: Path, path: Path) -> bool:
+    """Add the checksum to a partial file, and rename it to `path`.
+
+    Returns:
+        False if the partial file is missing: another process, whose clock is a day ahead, deleted
+        it.
+    """
+    try:
         with partial.open("rb+") as file:
             file.write(_hash(file))
         os.replace(partial, path)
-    except FileNotFoundError:  # another process, whose clock is a day ahead, deleted it
-        return mapped
-    finally:
-        partial.unlink(missing_ok=True)
-    return _open(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _reserve(
@@ -145,10 +157,13 @@ def _delete_left_behind(folder: Path) -> None:
 
 
 def _fill(array: np.ndarray, blocks: Iterable[np.ndarray]) -> np.ndarray:
+    """Copy the blocks into the array, which they must fill."""
     start = 0
     for block in blocks:
         array[start : start + len(block)] = block
         start += len(block)
+    if start != len(array):
+        raise ValueError(f"blocks have {start} rows, but the array has {len(array)}")
     return array
 
 
