@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from zdp_bench.data import N_UNIFORMS, Source
-from zdp_bench.data.fastmri import FOLDERS, FastMri, find_volumes
+from zdp_bench.data.fastmri import FOLDERS, MULTICOIL, FastMri, find_volumes
 from zdp_bench.data.finite import count_not_finite
 from zdp_bench.data.kspace import (
     Undersampling,
@@ -76,14 +76,14 @@ def test_the_crop_rounds_as_fastmri_does() -> None:
 def test_an_input_has_unit_deviation_and_a_full_mask_loses_nothing() -> None:
     random = np.random.default_rng(1)
     kspace = (random.normal(size=(16, 12)) + 1j * random.normal(size=(16, 12))).astype(np.complex64)
-    image, magnitude = undersample(kspace, np.ones(12, dtype=bool), HOW)
+    image, magnitude = undersample(kspace, np.ones(12, dtype=bool), HOW, (16, 12))
     assert image.shape == magnitude.shape == (8, 7)
     assert image.dtype == np.complex64
     assert magnitude.dtype == np.float32
     assert np.isclose(np.abs(image).std(ddof=1), 1, atol=1e-5)
     assert np.allclose(magnitude, np.abs(centre_crop(to_image(kspace), 8, 7)), atol=1e-6)
     assert np.allclose(np.angle(image), np.angle(centre_crop(to_image(kspace), 8, 7)), atol=1e-4)
-    for made in undersample(0 * kspace, np.ones(12, dtype=bool), HOW):
+    for made in undersample(0 * kspace, np.ones(12, dtype=bool), HOW, (16, 12)):
         assert not made.any()  # no NaN of an empty slice
 
 
@@ -213,6 +213,38 @@ def test_a_test_example_is_the_slice_under_its_files_mask(root: Path) -> None:
         scaled = zero_filled / np.abs(zero_filled).std(ddof=1)
         assert np.allclose(targets[row].numpy(), [whole, np.abs(zero_filled)], atol=1e-6)
         assert np.allclose(inputs[row, 0].numpy(), scaled, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(24, 18), (25, 19), (24, 19), (25, 18)])
+@pytest.mark.parametrize(("height", "width"), [(16, 12), (15, 11), (16, 11), (15, 16)])
+@pytest.mark.parametrize(("folders", "num_coils"), [(FOLDERS, 1), (MULTICOIL, 3)])
+def test_input_and_reference_show_the_same_pixels(
+    rows: int,
+    columns: int,
+    height: int,
+    width: int,
+    folders: tuple[str, str],
+    num_coils: int,
+    tmp_path: Path,
+) -> None:
+    """Without undersampling, the zero-filled image is the reference, for odd differences too."""
+    real, imaginary = np.random.default_rng(0).normal(size=(2, 2, num_coils, rows, columns))
+    kspace = (real + 1j * imaginary).astype(np.complex64)
+    image = np.sqrt((np.abs(to_image(kspace)) ** 2).sum(axis=1))
+    reconstruction = centre_crop(image, SIDE, SIDE).astype(np.float32)
+    is_single = num_coils == 1
+    changed = {
+        "kspace": kspace[:, 0] if is_single else kspace,
+        "reconstruction_esc": reconstruction if is_single else None,
+        "reconstruction_rss": None if is_single else reconstruction,
+    }
+    for folder in folders:
+        write(tmp_path / "fastMRI" / folder / f"{folder}.h5", 0, patient=folder, **changed)
+    crop = {"height": height, "width": width}
+    splits = FastMri(**crop, acceleration=1, center_fraction=1).load(tmp_path)
+    for part in (splits.train, splits.test):
+        reference, zero_filled = everything(part)[1].unbind(1)
+        torch.testing.assert_close(zero_filled, reference, rtol=1e-4, atol=1e-5)
 
 
 def test_training_masks_are_decided_by_a_examples_uniforms_alone(root: Path) -> None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -282,7 +282,7 @@ class KSpaceExamples:
             else:
                 mask = fixed_mask(columns, self.how, volume.path.name)
             kspace, reference = read_slice(volume, slice_index)
-            image, zero_filled = undersample(kspace, mask, self.how)
+            image, zero_filled = undersample(kspace, mask, self.how, volume.image)
             inputs[row, 0] = torch.from_numpy(image)
             targets[row, 0] = torch.from_numpy(centre_crop(reference, *size).copy())
             targets[row, 1] = torch.from_numpy(zero_filled)
@@ -342,7 +342,10 @@ class KSpaceSlices(Dataset):
         require(bool(train and test), "dataset.height", self.height, rule)
         files = [[(volume.path.name, sha256(volume.path)) for volume in part] for part in parts]
         examples = self._examples(train, is_training=True)
-        settings = (repr(files), self.how(), self.unit, self.slices)
+        settings: tuple[Any, ...] = (repr(files), self.how(), self.unit, self.slices)
+        # Only these are other examples than before, so the digests of other records hold.
+        if any(self._crops_in_two_steps(volume) for volume in train + test):
+            settings = (*settings, "cropped to the image first")
         all_notes = [notes, self._note_volumes(train, test)]
         if train[0].coils:
             all_notes.append(COMBINED)
@@ -406,6 +409,14 @@ class KSpaceSlices(Dataset):
     def _fits(self, volume: KSpaceVolume) -> bool:
         height, width = volume.image
         return height >= self.height and width >= self.width
+
+    def _crops_in_two_steps(self, volume: KSpaceVolume) -> bool:
+        """Return True if a crop of k-space's image starts elsewhere than one by way of `image`."""
+        crop = self.height, self.width
+        for side, middle, inner in zip(volume.shape[1:], volume.image, crop, strict=True):
+            if (side - inner) // 2 != (side - middle) // 2 + (middle - inner) // 2:
+                return True
+        return False
 
     def _examples(
         self,

@@ -105,6 +105,7 @@ def undersample(
     kspace: np.ndarray,
     mask: np.ndarray,
     undersampling: Undersampling,
+    field_of_view: tuple[int, int],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Reconstruct the zero-filled image of an undersampled slice, as input of a network.
 
@@ -117,12 +118,16 @@ def undersample(
             of their sum of squares, which loses the phase.
         mask: True for each column to keep, [columns].
         undersampling: size of the crop.
+        field_of_view: (height, width) of the reference image, in pixels. The image is cropped to
+            it before the crop, as the reference was: two centre crops in a row may start one pixel
+            away from a single one.
 
     Returns:
         The scaled image, complex64 [height, width], whose magnitude has standard deviation 1, and
         the magnitude before scaling, in the scanner's units, float32 [height, width].
     """
-    image = centre_crop(to_image(kspace * mask), undersampling.height, undersampling.width)
+    whole = centre_crop(to_image(kspace * mask), *field_of_view)
+    image = centre_crop(whole, undersampling.height, undersampling.width)
     if image.ndim == 3:
         image = np.sqrt((np.abs(image) ** 2).sum(axis=0))
     magnitude = np.abs(image)
