@@ -7,7 +7,9 @@ import contextlib
 import enum
 import functools
 import importlib
+import io
 import itertools
+import os
 import queue
 import sys
 import threading
@@ -19,6 +21,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import uuid4
 
 import numpy as np
 import pandas as pd
@@ -456,6 +459,45 @@ def in_a_context_variable() -> Largest:
     return remember
 
 
+def in_a_context_variable_without_a_value() -> Largest:
+    variable = ContextVar("largest", default=0.0)
+
+    def remember(value: float) -> float:
+        variable.set(max(variable.get(), value))
+        return variable.get()
+
+    return remember
+
+
+def in_a_text() -> Largest:
+    text = io.StringIO()
+
+    def remember(value: float) -> float:
+        text.write(f"{value} ")
+        return max(map(float, text.getvalue().split()))
+
+    return remember
+
+
+def in_a_file_of_bytes() -> Largest:
+    file = io.BytesIO()
+
+    def remember(value: float) -> float:
+        file.write(bytes([int(value)]))
+        return float(max(file.getvalue()))
+
+    return remember
+
+
+def in_the_environment() -> Largest:
+    def remember(value: float) -> float:
+        largest = max(float(os.environ.get("LARGEST", 0.0)), value)
+        os.environ["LARGEST"] = str(largest)
+        return largest
+
+    return remember
+
+
 def in_a_scaler() -> Largest:
     scaler = MaxAbsScaler().fit([[0.5]])
 
@@ -496,15 +538,12 @@ def in_the_memory_of_another_tensor() -> Largest:
 def in_a_custom_operator() -> Largest:
     memory = [0.0]
 
-    @torch.library.custom_op(f"tests::remember{next(NUMBERS)}", mutates_args=())
+    @torch.library.custom_op(f"tests::remember{uuid4().hex}", mutates_args=())
     def remember(value: float) -> Tensor:
         memory[0] = max(memory[0], value)
         return torch.tensor(memory[0])
 
     return lambda value: float(remember(value))
-
-
-NUMBERS = itertools.count()
 
 
 def without_gradients() -> Largest:
@@ -565,6 +604,10 @@ HOLDERS: dict[str, Callable[[], Largest]] = {
     "an attribute of a table": in_an_attribute_of_a_table,
     "a script module": in_a_script_module,
     "a context variable": in_a_context_variable,
+    "a context variable without a value": in_a_context_variable_without_a_value,
+    "a text in memory": in_a_text,
+    "bytes in memory": in_a_file_of_bytes,
+    "the environment": in_the_environment,
     "a scaler": in_a_scaler,
     "a gradient": in_a_gradient,
     "a distribution": in_a_distribution,
@@ -588,7 +631,6 @@ HOLDERS: dict[str, Callable[[], Largest]] = {
     "a thread-safe queue": in_a_thread_safe_queue,
     "a read-only mapping": behind_a_read_only_mapping,
     "a view of memory": behind_a_view_of_memory,
-    "an iterator": in_an_iterator_of_lists,
     "a partial method": lambda: WithMethodsOfFunctools().partial,
     "a dispatched method": lambda: WithMethodsOfFunctools().dispatched,
     "a global by its name": lambda: in_a_global_by_its_name,
@@ -613,6 +655,54 @@ def test_state_is_restored(make: Callable[[], Largest]) -> None:
     with preserve_outside_state(remember):
         assert remember(9.0) == 9
     assert remember(0.0) == 1  # what was there before stays
+
+
+def largest_of_a_generator() -> Largest:
+    def remember() -> Any:
+        largest = 0.0
+        while True:
+            value = yield largest
+            largest = max(largest, value)
+
+    generator = remember()
+    next(generator)
+    return generator.send
+
+
+def in_a_new_context_variable() -> Largest:
+    variable: ContextVar[float] = ContextVar("largest")
+
+    def remember(value: float) -> float:
+        variable.set(max(variable.get(0.0), value))
+        return variable.get()
+
+    return remember
+
+
+def advance(iterator: Any) -> Largest:
+    return lambda value: max(float(next(iterator)), value)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (largest_of_a_generator, "a generator outside of the model was advanced"),
+        (lambda: advance(iter(range(6, 99))), "a range_iterator outside of the model was advanced"),
+        (lambda: advance(iter([6, 7, 8])), "a list_iterator outside of the model was advanced"),
+        (lambda: advance(map(float, [6, 7])), "a list_iterator outside of the model was advanced"),
+        (in_an_iterator_of_lists, "a cycle outside of the model was advanced"),
+        (lambda: advance(itertools.count(6)), "a count outside of the model was advanced"),
+        (in_a_new_context_variable, "the context variable 'largest' is set"),
+    ],
+)
+def test_what_cannot_be_set_back_is_refused_once_it_has_changed(
+    make: Callable[[], Largest], message: str
+) -> None:
+    remember = make()
+    with preserve_outside_state(remember) as restore:
+        assert not restore()
+    with pytest.raises(UserError, match=message), preserve_outside_state(remember):
+        remember(7.0)
 
 
 @pytest.fixture(autouse=True)

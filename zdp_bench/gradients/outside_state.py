@@ -11,28 +11,33 @@ back after each example. This is found from the model and the loss:
   with new entries is emptied. Writing to tensors and arrays that are large, numerous or of an
   unusual kind is refused.
 
-Functions and classes of the standard library and of installed packages are not followed. The state
-of iterators, random generators, files and other processes is not restored, nor that of most objects
-of installed packages. A model or loss is rejected if its result for an example changes once others
-have been processed, even if its state can be restored, because it would not train as intended
-(`reference.differentiate_in_loop`, `losses.PerExample`).
+Functions and classes of the standard library and of installed packages are not followed. Advancing
+an iterator is refused. The state of random generators, files and other processes is not restored,
+nor that of most objects of installed packages. A model or loss is rejected if its result for an
+example changes once others have been processed, even if its state can be restored, because it would
+not train as intended (`reference.differentiate_in_loop`, `losses.PerExample`).
 """
 
 from __future__ import annotations
 
 import gc
+import io
+import itertools
+import os
+import pickle
 import sys
 import sysconfig
 import types
+import warnings
 import weakref
 from array import array
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, singledispatch
-from operator import is_
+from operator import is_, length_hint
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +115,7 @@ def preserve_outside_state(
 
     try:
         if not is_captured:
-            _find_contents(roots, {id(weight) for weight in weights}, contents)
+            _find_contents([*roots, os.environ], {id(weight) for weight in weights}, contents)
         yield restore
     finally:
         for content in contents:
@@ -298,14 +303,106 @@ def _(proxy: Any) -> _Content:
 @_content_of.register
 def _(variable: ContextVar) -> _Content:
     content = variable.get(_MISSING)
+    if content is _MISSING:  # its default value takes the place of none
+        content = Context().run(_read_default, variable)
 
     def restore() -> bool:
-        if content is _MISSING or variable.get() is content:
+        if variable.get(content) is content:
             return False
+        if content is _MISSING:
+            raise UserError(
+                f"the context variable '{variable.name}' is set by the model or the loss, so an "
+                "example may affect others, which clipping cannot bound: do not set it, or give "
+                "it a default value."
+            )
         variable.set(content)
         return True
 
     return _Content([content], restore)
+
+
+def _read_default(variable: ContextVar) -> Any:
+    """Return the value of a variable in an empty context."""
+    try:
+        return variable.get()
+    except LookupError:
+        return _MISSING
+
+
+@_content_of.register
+def _(environment: os._Environ) -> _Content:
+    variables = dict(environment)
+
+    def restore() -> bool:
+        current = dict(environment)
+        if current == variables:
+            return False
+        for name in current.keys() - variables.keys():
+            del environment[name]
+        environment.update(variables)
+        return True
+
+    return _Content((), restore)
+
+
+@_content_of.register(io.StringIO)
+@_content_of.register(io.BytesIO)
+def _(file: Any) -> _Content:
+    if file.closed:
+        return _Content(())
+    *state, _ = file.__getstate__()  # the last are its attributes
+
+    def restore() -> bool:
+        if file.__getstate__()[:-1] == (*state,):
+            return False
+        file.__setstate__((*state, None))
+        return True
+
+    return _Content([*_class_and_attributes_of(file)], restore)
+
+
+@_content_of.register
+def _(iterator: Iterator) -> _Content:
+    """Return what an iterator holds. It cannot be set back, so that advancing it is refused."""
+    frame = None
+    if isinstance(iterator, types.GeneratorType):
+        frame = iterator.gi_frame
+        parts = [] if frame is None else [*frame.f_locals.values()]
+    elif type(iterator).__module__ in ("builtins", "itertools"):
+        parts = gc.get_referents(iterator)
+    else:
+        return _content_of.dispatch(object)(iterator)
+    position = _position_of(iterator)
+    values = list(parts)
+
+    def require_unchanged() -> bool:
+        is_same_frame = frame is None or _are_same([*frame.f_locals.values()], values)
+        if _position_of(iterator) == position and is_same_frame:
+            return False
+        raise UserError(
+            f"a {type(iterator).__name__} outside of the model was advanced by the model or the "
+            "loss, so an example may affect others, which clipping cannot bound: compute the value "
+            "for each example anew."
+        )
+
+    return _Content(parts, require_unchanged)
+
+
+def _position_of(iterator: Iterator) -> Any:
+    """Return a value that differs once an iterator of Python's has advanced, if one is known."""
+    if isinstance(iterator, types.GeneratorType):
+        frame = iterator.gi_frame
+        return None if frame is None else frame.f_lasti  # None at its end
+    if type(iterator).__module__ == "builtins":
+        return length_hint(iterator, -1)
+    if isinstance(iterator, itertools.count | itertools.repeat):
+        return repr(iterator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.14 copies none of these
+        try:
+            return pickle.dumps(iterator)
+        except Exception:
+            return None
 
 
 # --------------------------------------------------------------------------------------------- code
