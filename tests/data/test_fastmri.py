@@ -247,6 +247,32 @@ def test_input_and_reference_show_the_same_pixels(
         torch.testing.assert_close(zero_filled, reference, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("columns", [9, 10, 13])
+def test_a_reconstruction_that_is_wider_than_its_kspace_is_cropped_to_it(
+    columns: int, root: Path
+) -> None:
+    """As in fastMRI's code ("FLAIR 203"): the k-space shows the reconstruction's middle columns."""
+    image = np.random.default_rng(0).random((1, SIDE, SIDE)).astype(np.float32)
+    narrow = to_kspace(centre_crop(image, SIDE, columns)).astype(np.complex64)
+    for folder in FOLDERS:
+        path = root / "fastMRI" / folder / f"flair_{folder}.h5"
+        write(path, 0, patient=folder, kspace=narrow, reconstruction_esc=image)
+    splits = FastMri(height=16, width=12).load(root)
+    num_left_out = 0 if columns >= 12 else 2
+    assert (f"{num_left_out} volumes smaller than 16 by 12" in splits.notes) == bool(num_left_out)
+    how = {"height": 16, "width": 8, "acceleration": 1, "center_fraction": 1}
+    for part in (FastMri(**how).load(root).train, FastMri(**how).load(root).test):
+        reference, zero_filled = part.batch(torch.tensor([len(part) - 1]))[1][0]
+        torch.testing.assert_close(zero_filled, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_an_image_with_more_rows_than_its_kspace_is_refused(root: Path) -> None:
+    tall = np.ones((SLICES, ROWS + 1, SIDE), dtype=np.float32)
+    write(root / "fastMRI" / FOLDERS[0] / "tall.h5", 0, reconstruction_esc=tall)
+    with pytest.raises(UserError, match=r"tall\.h5: .*more rows than its k-space"):
+        FastMri(**SMALL).load(root)
+
+
 def test_training_masks_are_decided_by_a_examples_uniforms_alone(root: Path) -> None:
     train = FastMri(**SMALL).load(root).train
     first, again, other = (everything(train, seed) for seed in (1, 1, 2))

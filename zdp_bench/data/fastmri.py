@@ -74,6 +74,17 @@ class KSpaceVolume:
     patient: str
     coils: int | None = None
 
+    @property
+    def field_of_view(self) -> tuple[int, int]:
+        """The (height, width) in pixels that both k-space and the reconstruction show.
+
+        Some FLAIR volumes of the brain release have fewer columns of k-space than the
+        reconstruction. As in fastMRI's own code, both are then cropped to these columns.
+        """
+        _, _, columns = self.shape
+        height, width = self.image
+        return height, min(width, columns)
+
 
 VolumesOfParts = tuple[list[KSpaceVolume], list[KSpaceVolume]]  # (training, test)
 
@@ -157,8 +168,7 @@ def inspect(path: Path, root: Path) -> KSpaceVolume:
         slices, *coils, rows, columns = kspace.shape
         require_size(*coils, rows, columns)
         height, width = image.shape[1:]
-        rule = f"{content}; the image is larger than its k-space"
-        expect(height <= rows and width <= columns, rule)
+        expect(height <= rows, f"{content}; the image has more rows than its k-space")
         patient = read_attribute(file, "patient_id") or path.name
         return KSpaceVolume(path, (slices, rows, columns), (height, width), patient, *coils)
 
@@ -282,9 +292,10 @@ class KSpaceExamples:
             else:
                 mask = fixed_mask(columns, self.how, volume.path.name)
             kspace, reference = read_slice(volume, slice_index)
-            image, zero_filled = undersample(kspace, mask, self.how, volume.image)
+            image, zero_filled = undersample(kspace, mask, self.how, volume.field_of_view)
+            common = centre_crop(reference, *volume.field_of_view)
             inputs[row, 0] = torch.from_numpy(image)
-            targets[row, 0] = torch.from_numpy(centre_crop(reference, *size).copy())
+            targets[row, 0] = torch.from_numpy(centre_crop(common, *size).copy())
             targets[row, 1] = torch.from_numpy(zero_filled)
         return inputs, targets
 
@@ -407,13 +418,14 @@ class KSpaceSlices(Dataset):
         )
 
     def _fits(self, volume: KSpaceVolume) -> bool:
-        height, width = volume.image
+        height, width = volume.field_of_view
         return height >= self.height and width >= self.width
 
     def _crops_in_two_steps(self, volume: KSpaceVolume) -> bool:
-        """Return True if a crop of k-space's image starts elsewhere than one by way of `image`."""
+        """Return True if a crop by way of the field of view starts elsewhere than a single one."""
         crop = self.height, self.width
-        for side, middle, inner in zip(volume.shape[1:], volume.image, crop, strict=True):
+        view = volume.field_of_view
+        for side, middle, inner in zip(volume.shape[1:], view, crop, strict=True):
             if (side - inner) // 2 != (side - middle) // 2 + (middle - inner) // 2:
                 return True
         return False

@@ -118,9 +118,9 @@ def undersample(
             of their sum of squares, which loses the phase.
         mask: True for each column to keep, [columns].
         undersampling: size of the crop.
-        field_of_view: (height, width) of the reference image, in pixels. The image is cropped to
-            it before the crop, as the reference was: two centre crops in a row may start one pixel
-            away from a single one.
+        field_of_view: (height, width) in pixels that the reference shows too. The image is cropped
+            to it before the crop, as the reference was: two centre crops in a row may start one
+            pixel away from a single one.
 
     Returns:
         The scaled image, complex64 [height, width], whose magnitude has standard deviation 1, and
