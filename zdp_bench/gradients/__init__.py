@@ -10,7 +10,7 @@ How a clipped sum is computed, in the order of the code:
     rules/          one rule per type of layer: a `LayerGradient` from these two tensors
     layer_gradient  `LayerGradient`, the arithmetic that rules share, and how norms are taken
     losses          the loss, computed for one example at a time (`PerExample`)
-    outside_state   what code of a model or loss can change in memory, restored for each example
+    outside_state/  what code of a model or loss can change in memory, restored for each example
     clipping        an example's clipping factor, from its norm (`clip_factors`). `fast` then sums
                     each parameter's gradients with these factors (`add_to` in `layer_gradient`)
     shares          an owner's examples, clipped as one

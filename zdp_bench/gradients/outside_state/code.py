@@ -1,0 +1,108 @@
+"""What functions hold: variables of closures, default values and the global variables they name."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from zdp_bench.gradients.outside_state.content import MISSING, Content, content_of, is_library
+
+
+@content_of.register
+def _(function: types.FunctionType) -> Content:
+    parts = [
+        *(function.__closure__ or ()),
+        *(function.__defaults__ or ()),
+        function.__kwdefaults__,
+        function.__dict__,
+    ]
+    namespace = function.__globals__
+    if not is_library(namespace.get("__name__")):
+        names = _names_in(function.__code__)
+        parts.append(_Variables(namespace, names))
+        for name in names:  # a module may be imported in the function
+            parts.append(sys.modules.get(name))
+            parts.append(sys.modules.get(f"{namespace.get('__package__')}.{name}"))
+    return Content(parts)
+
+
+@lru_cache(maxsize=4096)
+def _names_in(code: types.CodeType) -> frozenset[str]:
+    """Return the names of global variables and attributes in a function and in those within it.
+
+    Strings are included, because the code may look a variable or module up by its name.
+    """
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            names.add(constant)
+        elif isinstance(constant, types.CodeType):
+            names |= _names_in(constant)
+    return frozenset(names)
+
+
+@dataclass(frozen=True)
+class _Variables:
+    """The global variables that a function names."""
+
+    namespace: dict[str, Any]
+    names: frozenset[str]
+
+
+@content_of.register
+def _(variables: _Variables) -> Content:
+    namespace = variables.namespace
+    values = {name: namespace.get(name, MISSING) for name in variables.names}
+
+    def restore() -> bool:
+        changed = [name for name in values if namespace.get(name, MISSING) is not values[name]]
+        for name in changed:
+            if values[name] is MISSING:
+                del namespace[name]
+            else:
+                namespace[name] = values[name]
+        return bool(changed)
+
+    return Content(values.values(), restore)
+
+
+@content_of.register
+def _(cell: types.CellType) -> Content:
+    value = _read_cell(cell)
+
+    def restore() -> bool:
+        if _read_cell(cell) is value:
+            return False
+        if value is MISSING:
+            del cell.cell_contents
+        else:
+            cell.cell_contents = value
+        return True
+
+    return Content([value], restore)
+
+
+def _read_cell(cell: types.CellType) -> Any:
+    """Return the value of a variable in a closure."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return MISSING
+
+
+@content_of.register(type(lru_cache(len)))
+def _(function: Any) -> Content:
+    misses = function.cache_info().misses
+
+    def clear() -> bool:
+        nonlocal misses
+        if function.cache_info().misses != misses:
+            function.cache_clear()
+            misses = function.cache_info().misses
+        return False  # a smaller cache affects no result
+
+    return Content([*gc.get_referents(function), function.__dict__], clear)

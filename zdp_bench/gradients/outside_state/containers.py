@@ -1,0 +1,98 @@
+"""What lists, dictionaries and other containers hold."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict, defaultdict, deque
+from typing import Any
+
+from zdp_bench.gradients.outside_state.content import (
+    Content,
+    are_same,
+    class_and_attributes_of,
+    content_of,
+)
+
+
+@content_of.register(tuple)
+@content_of.register(frozenset)
+def _(values: Any) -> Content:
+    return Content([*values, *class_and_attributes_of(values)])
+
+
+@content_of.register
+def _(values: list) -> Content:
+    items = list.copy(values)
+
+    def restore() -> bool:
+        if are_same(list.copy(values), items):
+            return False
+        list.__setitem__(values, slice(None), items)
+        return True
+
+    return Content([*items, *class_and_attributes_of(values)], restore)
+
+
+@content_of.register
+def _(values: deque) -> Content:
+    items = list(deque.copy(values))
+
+    def restore() -> bool:
+        if are_same(list(deque.copy(values)), items):
+            return False
+        deque.clear(values)
+        deque.extend(values, items)
+        return True
+
+    return Content([*items, *class_and_attributes_of(values)], restore)
+
+
+@content_of.register
+def _(values: set) -> Content:
+    items = set.copy(values)
+    ids = set(map(id, items))
+
+    def restore() -> bool:
+        if ids == set(map(id, set.copy(values))):
+            return False
+        set.clear(values)
+        set.update(values, items)
+        return True
+
+    return Content([*items, *class_and_attributes_of(values)], restore)
+
+
+@content_of.register
+def _(values: dict) -> Content:
+    kind: Any = OrderedDict if isinstance(values, OrderedDict) else dict
+    items = list(kind.items(values))
+    keys = [key for key, _ in items]
+    contents = [content for _, content in items]
+
+    def restore() -> bool:
+        has_same_keys = are_same(list(kind.keys(values)), keys)
+        if has_same_keys and are_same(list(kind.values(values)), contents):
+            return False
+        kind.clear(values)
+        for key, content in items:
+            kind.__setitem__(values, key, content)
+        return True
+
+    parts = [*keys, *contents, *class_and_attributes_of(values)]
+    if isinstance(values, defaultdict):
+        parts.append(values.default_factory)
+    return Content(parts, restore)
+
+
+@content_of.register(bytearray)
+@content_of.register(array)
+def _(values: Any) -> Content:
+    numbers = values[:]
+
+    def restore() -> bool:
+        if values == numbers:
+            return False
+        values[:] = numbers
+        return True
+
+    return Content((), restore)

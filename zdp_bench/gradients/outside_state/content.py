@@ -1,0 +1,90 @@
+"""What an object holds, and how it is restored: what all kinds of objects share."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache, singledispatch
+from operator import is_
+from pathlib import Path
+from typing import Any
+
+MISSING = object()
+
+Restore = Callable[[], bool]  # returns True if there was something to restore
+
+
+@dataclass(frozen=True)
+class Content:
+    """What an object holds.
+
+    Attributes:
+        parts: the objects that it refers to.
+        restore: restores what the object itself holds; None if that cannot change.
+        finish: is called at the end.
+    """
+
+    parts: Iterable[Any]
+    restore: Restore | None = None
+    finish: Callable[[], None] | None = None
+
+
+@singledispatch
+def content_of(value: Any) -> Content:
+    """Return what an object holds. Each kind of object has its own rule, see the other modules."""
+    raise NotImplementedError  # `objects` has the rule for any object
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """An attribute that is not in the object's dictionary, such as one in `__slots__`."""
+
+    value: Any
+    descriptor: types.MemberDescriptorType | types.GetSetDescriptorType
+
+    def read(self) -> Any:
+        try:
+            return self.descriptor.__get__(self.value)
+        except AttributeError:  # not assigned yet
+            return MISSING
+
+    def write(self, content: Any) -> None:
+        if content is MISSING:
+            self.descriptor.__delete__(self.value)
+        else:
+            self.descriptor.__set__(self.value, content)
+
+
+@lru_cache(maxsize=4096)
+def is_library(module_name: Any) -> bool:
+    """Return True if a module belongs to Python or an installed package, not to a user's code."""
+    package = str(module_name).partition(".")[0]
+    if package in ("torch", "zdp_bench"):
+        return True
+    file = getattr(sys.modules.get(package), "__file__", None)
+    if file is None:  # part of the interpreter, or a script
+        return package in sys.stdlib_module_names
+    folders = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
+    return any(Path(file).is_relative_to(folder) for folder in folders)
+
+
+def attributes_of(value: Any) -> list[Any]:
+    """Return the dictionary of an object's attributes in a list, or an empty list."""
+    attributes = getattr(value, "__dict__", None)
+    return [attributes] if isinstance(attributes, dict) else []
+
+
+def class_and_attributes_of(container: Any) -> list[Any]:
+    """Return the class of a container and its attributes if they are a user's own."""
+    owner = type(container)
+    if owner.__module__ in ("builtins", "collections"):
+        return []
+    return [owner, *attributes_of(container)]
+
+
+def are_same(first: list[Any], second: list[Any]) -> bool:
+    """Return True if two lists hold the same objects in the same order."""
+    return len(first) == len(second) and all(map(is_, first, second))
