@@ -339,6 +339,44 @@ def test_the_order_of_ledgers_that_were_set_aside_brings_no_revoked_start_back(
     assert begin(path, "code", 0, "new") != ""
 
 
+@pytest.mark.parametrize("names", [("ledger.jsonl.1", "ledger.jsonl.2"), ("b.jsonl", "a.jsonl")])
+def test_the_order_of_ledgers_that_were_set_aside_hides_no_start_that_is_not_revoked(
+    path: Path, names: tuple[str, str]
+) -> None:
+    """Two generations follow one start, and only the first is revoked."""
+    ledger = Ledger(path, MECHANISM, True)
+    ledger.begin("code", 0, "new")
+    ledger.append(0)
+    ledger.forbid_repeats(0)
+    ledger.close()
+    module.set_aside(path)
+    generation = begin(path, "code", 0, "new")
+    path.rename(path.with_name(names[1]))
+    path.with_name("ledger.jsonl.1").rename(path.with_name(names[0]))
+    module.adopt(path)
+    assert begin(path, "code", 0, "new") == generation != ""
+
+
+@pytest.mark.parametrize(
+    ("act", "expected"),
+    [
+        (lambda ledger: None, False),
+        (lambda ledger: ledger.begin("code", 0, "new"), False),
+        (lambda ledger: ledger.forbid_repeats(0), False),
+        (lambda ledger: ledger.append(0), True),
+    ],
+)
+def test_only_a_step_or_damage_makes_a_ledger_one_with_steps(
+    path: Path, act: Callable[[Ledger], object], expected: bool
+) -> None:
+    ledger = Ledger(path, MECHANISM, True)
+    act(ledger)
+    ledger.close()
+    assert module.has_steps(path) == expected
+    path.write_bytes(path.read_bytes() + b"damaged\n")
+    assert module.has_steps(path)
+
+
 @pytest.mark.parametrize("step", [0, 2])
 def test_no_step_is_taken_while_its_file_is_not_as_it_was_left(path: Path, step: int) -> None:
     ledger = Ledger(path, MECHANISM, True)
@@ -611,7 +649,7 @@ def raising(fault: BaseException) -> Callable[..., None]:
 def test_an_interrupt_at_any_line_of_code_leaves_a_ledger_that_is_right(
     tmp_path: Path, repeatable: bool
 ) -> None:
-    """A step whose `append` returned is counted, and memory and file say the same."""
+    """Only the steps whose `append` returned are counted, and memory and file say the same."""
     for place in count(start=int(repeatable), step=2):
         path, taken = tmp_path / f"{place}.jsonl", []
         ledger = Ledger(path, MECHANISM, repeatable)
@@ -638,11 +676,12 @@ def test_an_interrupt_at_any_line_of_code_leaves_a_ledger_that_is_right(
             pass
         finally:
             sys.settrace(was)
+        ledger.require_intact()
+        assert steps_in(path) == (sorted({*taken}) if repeatable else taken), place
         ledger.append(2)
         ledger.append(3)
         ledger.close()
-        least = len({*taken}) if repeatable else len(taken)
-        assert ledger.releases >= least + 2, place
+        assert ledger.releases == len(steps_in(path)), place
         assert reopen(path, repeatable, ledger.position).position == ledger.position, place
         if left >= 0:  # nothing was interrupted
             break

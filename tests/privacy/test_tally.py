@@ -79,7 +79,7 @@ def test_steps_drawn_again_from_another_start_count_again_under_another_key(
         assert (third.generation, third.releases, again) == (second.generation, 8, 0)
     else:  # where nothing repeats, every start is another
         assert third.generation not in ("", second.generation)
-        assert (third.releases, again) == (11, 8)
+        assert (third.releases, again) == (11, 5)
     back, again = run_process(path, "code", 0, "new", 6)  # and the first one's
     assert (back.generation, back.releases, again) == ("", third.releases + 1, 0)
 
@@ -191,7 +191,7 @@ def test_a_long_ledger_of_many_starts_counts_as_its_steps_one_by_one(path: Path)
     for made, step, upto in [("a", 0, 9), ("b", 3, 7), ("a", 0, 11), ("c", 5, 6), ("b", 3, 9)]:
         ledger = Ledger(path, MECHANISM, True)
         ledger.begin(made, step, "new")
-        assert ledger.counted_again in (0, sum(done >= step for done, _ in plain))
+        assert ledger.counted_again in (0, len({done for done, _ in plain if done >= step}))
         for number in range(step, upto):
             if not ledger.holds(number):
                 plain.append((number, ledger.generation))

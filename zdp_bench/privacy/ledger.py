@@ -61,7 +61,6 @@ from zdp_bench.privacy.ledger_lines import (
     Start,
     Step,
     chain,
-    lines_of,
     make_line,
     open_ledger_file,
     parse,
@@ -139,7 +138,8 @@ class Ledger(Tally):
                     f"{aside}: was set aside beside {path.name}, but belongs to {differences} than "
                     "this run's, so no single ε covers both"
                 )
-        self._is_sound = True  # False while a line is being written and counted
+        # Size of the file before the line that is being written and counted; None between lines.
+        self._size_before_line: int | None = None
         # False while some lines may not be on disk, such as those of a process that was killed
         self._is_synced = False
         self._ending: tuple[int, bytes] | None = None  # ending of the file when it was closed
@@ -171,8 +171,8 @@ class Ledger(Tally):
         self._count = aside._count
         self._released = copy.deepcopy(aside._released)
         self._in_file = ReleasedSteps()  # the steps of this file
-        # (execution digest, step, state digest) of a recorded start -> generation that follows it
-        self._starts: dict[tuple[str, int, str], str] = {}
+        # (execution digest, step, state digest) of a recorded start -> generations that follow it
+        self._starts: dict[tuple[str, int, str], list[str]] = {}
         self._revoked: dict[str, int] = {}  # generation -> last step whose start is revoked
         for start in aside.starts:
             self._apply(start)
@@ -204,10 +204,16 @@ class Ledger(Tally):
             start = f"{execution_digest}:{step}:{state_digest}"
             text = f"{self._digest}:{self._aside_digests}:{start}"
             self.generation = hashlib.sha256(text.encode()).hexdigest()[:32]
-            for first, end, _ in self._spans:
-                num_taken_again = max(0, end - max(first, step))
-                self.counted_again += num_taken_again
+            self.counted_again = self._count_steps_from(step)
         self.note(execution_digest, step, state_digest)
+
+    def _count_steps_from(self, step: int) -> int:
+        """Return how many steps from `step` on were released, each in one generation or more."""
+        count = 0
+        for first, end, _ in sorted(self._spans):
+            count += max(0, end - max(first, step))
+            step = max(step, end)
+        return count
 
     def note(
         self,
@@ -241,15 +247,14 @@ class Ledger(Tally):
     def _apply(self, entry: Start | Revocation) -> None:
         """Remember a recorded start, or that the starts of a generation are revoked.
 
-        Which of the two is read first does not matter: ledgers that were set aside may be in any
-        order.
+        Which is read first does not matter, because ledgers that were set aside may be in any order.
         """
         if isinstance(entry, Revocation):
             last_step = self._revoked.get(entry.generation, -1)
             self._revoked[entry.generation] = max(last_step, entry.step)
         else:
             key = entry.execution_digest, entry.step, entry.state_digest
-            self._starts[key] = entry.generation
+            self._starts.setdefault(key, []).append(entry.generation)
 
     def _find_generation(
         self,
@@ -257,11 +262,15 @@ class Ledger(Tally):
         step: int,
         state_digest: str,
     ) -> str | None:
-        """Return the generation that follows a start; None if it was not recorded, or revoked."""
-        generation = self._starts.get((execution_digest, step, state_digest))
-        if generation is None or step <= self._revoked.get(generation, -1):
-            return None
-        return generation
+        """Return the generation that follows a start; None if it was not recorded, or revoked.
+
+        If several generations follow, return the one that was read last.
+        """
+        generations = self._starts.get((execution_digest, step, state_digest), [])
+        for generation in reversed(generations):
+            if step > self._revoked.get(generation, -1):
+                return generation
+        return None
 
     def append(
         self,
@@ -331,20 +340,20 @@ class Ledger(Tally):
             )
 
     def _cut_back(self) -> None:
-        """Remove a line that was only partly written, or written but not counted.
+        """Remove the line whose writing or counting was interrupted: its step was not taken.
 
-        Such a line remains if an error or a signal came before its step was taken. The lines above
-        it are then counted again, because the count may be halfway changed.
+        The lines above it are then counted again, because the count may be halfway changed.
         """
-        if self._is_sound or os.getpid() != self._process:
+        if self._size_before_line is None or os.getpid() != self._process:
             return
+        self._size = self._size_before_line
         if os.fstat(self._file.fileno()).st_size < self._size:
             return  # the file shrank: `require_intact` will reject it
         os.ftruncate(self._file.fileno(), self._size)
         os.fsync(self._file.fileno())
         self._reset_count()
         self._read(None)
-        self._is_sound = True
+        self._size_before_line = None
 
     def close(self) -> None:
         """Force the file to disk and close it."""
@@ -373,15 +382,15 @@ class Ledger(Tally):
         self.require_own_process()
         self.require_intact()
         unwritten = make_line(self._digest, entry)
-        self._is_sound = False
+        self._size_before_line = self._size
         self._is_synced = False
         while unwritten:  # a write to an unbuffered file may take only a part of the bytes
             unwritten = unwritten[self._file.write(unwritten) :]
         if time.monotonic() - self._when_synced >= MIN_SYNC_INTERVAL:
             self._force_to_disk()
-        self._size = os.fstat(self._file.fileno()).st_size
         self._count_entry(entry)
-        self._is_sound = True
+        self._size = os.fstat(self._file.fileno()).st_size
+        self._size_before_line = None
 
     def _read(self, checkpoint_position: Position | None) -> None:
         """Count the steps of the file, and complete a line that a kill cut short.
@@ -612,7 +621,7 @@ def adopt(path: Path, identity: str = "") -> None:
         identity: identity of the ledger at `path`; see `Ledger`. Ledgers in subfolders that state
             another identity are left alone.
     """
-    # A copy is dropped, and not its original, because those in place come first.
+    # Of equal ledgers, `drop_copies` keeps the one in place, because it comes first.
     in_place = [ledger for ledger in [path, *list_set_aside(path)] if ledger.exists()]
     others = [ledger for ledger in find_ledgers(path.parent) if ledger not in in_place]
     for ledger in drop_copies([*in_place, *others]):
@@ -631,12 +640,11 @@ def _read_identity(path: Path) -> str | None:
 
 
 def has_steps(path: Path) -> bool:
-    """Return True if a ledger holds a step, rather than only its head and recorded starts."""
-    with open_ledger_file(path) as file:
-        for line in lines_of(file):
-            if b'"ledger"' not in line and b'"state"' not in line:
-                return True
-    return False
+    """Return True if a ledger holds a step, or is damaged and may hold one."""
+    try:
+        return any(isinstance(line.entry, Step) for line in read_ledger(path))
+    except LedgerError:
+        return True
 
 
 def _require_single_link(path: Path) -> None:
