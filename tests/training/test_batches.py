@@ -4,6 +4,7 @@ runs out change a result."""
 import gc
 import logging
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,36 @@ def test_a_sum_that_failed_after_some_records_does_not_count_them_twice() -> Non
 def test_what_does_not_fit_by_itself_ends_in_a_sentence(shares: Any, what: str) -> None:
     with pytest.raises(UserError, match=f"{what} at a time"):
         summed(Greedy(problem(), 0, NO_ROOM), pieces(Size(4), shares=shares))
+
+
+@pytest.mark.parametrize(
+    ("shares", "size", "max_fitting", "expected"),
+    [
+        (None, 1024, 6, [11, 8]),
+        (None, 4, 3, [4]),
+        ((3,) * 4, 1024, 6, [12]),
+        ((3,) * 4, 1024, 3, [12, 6]),
+        ((3,) * 4, 1024, 2, [12, 6, 3]),
+        ((12,), 1024, 1, [12]),
+        ((12,), 2, 1, [12]),
+    ],
+)
+def test_no_micro_batch_that_did_not_fit_is_tried_again(
+    shares: Any, size: int, max_fitting: int, expected: list[int]
+) -> None:
+    """A share of 64 examples was tried eleven times, under ever smaller sizes."""
+    too_large: list[int] = []
+
+    class Tries(Greedy):
+        def accumulate(self, total: Any, batch: gradients.Batch, shares: Any = None) -> None:
+            if len(batch[0]) > max_fitting:
+                too_large.append(len(batch[0]))
+            super().accumulate(total, batch, shares)
+
+    micro_batches = pieces(Size(size), sum(shares or (1,) * 11), shares)
+    with suppress(UserError):
+        summed(Tries(problem(), max_fitting, NO_ROOM), micro_batches)
+    assert too_large == expected
 
 
 def test_other_errors_are_not_taken_for_it() -> None:

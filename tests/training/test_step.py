@@ -173,6 +173,7 @@ def test_noise_is_correlated_as_the_mechanism_states(tmp_path: Path) -> None:
     for kind, is_correlated in ((ZetaDPSGD, False), (Correlated, True)):
         with training(tmp_path / f"{kind.__name__}.jsonl", kind=kind) as of:
             assert isinstance(of.noise, CorrelatedNoise) == is_correlated
+            assert replace(of, max_releases=3).noise is of.noise
 
 
 def test_an_algorithm_may_set_the_weights_instead_of_descending(tmp_path: Path) -> None:

@@ -308,10 +308,20 @@ class CorrelatedNoise:
 
 
 def correlate(source: NoiseSource, mechanism: Mechanism) -> NoiseSource:
-    """Return the noise source of a mechanism: `source` itself if its steps are independent."""
-    if mechanism.strategy == (1.0,):
+    """Return the noise source of a mechanism: `source` itself if it has the mechanism's strategy.
+
+    Args:
+        source: source of white noise, or one that this function returned.
+        mechanism: its strategy correlates the noise of its steps.
+    """
+    white, strategy = source, (1.0,)
+    if isinstance(source, CorrelatedNoise):
+        white, strategy = source.white, source.strategy
+    if strategy == mechanism.strategy:
         return source
-    return CorrelatedNoise(source, mechanism.strategy)
+    if mechanism.strategy == (1.0,):
+        return white
+    return CorrelatedNoise(white, mechanism.strategy)
 
 
 def draw(

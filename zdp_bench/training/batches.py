@@ -215,13 +215,11 @@ class Size:
     def __post_init__(self) -> None:
         self.examples = min(self.examples, MICRO_BATCH)
 
-    def halve(self) -> bool:
-        """Halve the size, rounded up; return False if it is one example already."""
-        if self.examples == 1:
-            return False
-        self.examples = (self.examples + 1) // 2
+    def halve_below(self, num_examples: int) -> None:
+        """Halve the size, rounded up, until it is less than `num_examples`, which is at least 2."""
+        while self.examples >= num_examples:
+            self.examples = (self.examples + 1) // 2
         log.info("out of memory: continuing with micro-batches of %d", self.examples)
-        return True
 
 
 @dataclass(frozen=True)
@@ -247,6 +245,15 @@ class MicroBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         return self.move(self.read(cut) for cut, _ in self.cuts())
+
+    def shrink(self) -> bool:
+        """Halve `size` until the largest micro-batch shrinks; return False if it is one share."""
+        largest = max((cut.stop - cut.start for cut, _ in self.cuts()), default=0)
+        largest_share = max(self.shares or (), default=1)
+        if largest <= largest_share:
+            return False
+        self.size.halve_below(largest)
+        return True
 
     def cuts(self) -> list[tuple[slice, Shares]]:
         """Return the slice of each micro-batch, and the numbers of examples in its shares.

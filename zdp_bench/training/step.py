@@ -52,8 +52,10 @@ class Training:
     max_releases: int | None = None
     ranks: Ranks = ALONE
     captured_sums: CapturedSums = field(default_factory=CapturedSums)
-    # whether each of `parameters` requires gradients -> mechanism
-    _mechanisms: dict[tuple[bool, ...], Mechanism] = field(default_factory=dict)
+    # Cache of `mechanism`, by the `requires_grad` of each of `parameters`.
+    _mechanisms: dict[tuple[bool, ...], Mechanism] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "noise", correlate(self.noise, self.mechanism()))
@@ -217,7 +219,7 @@ def sum_shares(
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or not isinstance(micro_batches, MicroBatches):
                 raise
-            if not micro_batches.size.halve():
+            if not micro_batches.shrink():
                 raise _out_of_memory(micro_batches) from None
         del total
         free_memory()  # after `except`, because the error keeps the tensors of the failed pass
