@@ -124,6 +124,27 @@ def test_the_share_kept_of_an_error_is_of_what_it_fell_below_the_floor(
     assert [line["kept"] for line in lines] == [0.75, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("missing", "values", "seeds"),
+    [((), "0.7 0.7", "1 2"), ((2,), "0.7", "1"), ((1, 2), "0.9 0.9", "1 2")],
+)
+def test_a_seed_without_its_hardest_fold_is_left_out_and_named(
+    tmp_path: Path, missing: tuple[int, ...], values: str, seeds: str
+) -> None:
+    for seed in (1, 2):
+        for fold, value in (("easy", 0.9), ("hard", 0.5)):
+            if fold == "easy" or seed not in missing:
+                save(tmp_path, run(fold, value) | {"seed": seed, "run": f"{fold}{seed}".ljust(64)})
+    sheet = grids.build("cost", tmp_path, [filling("easy", "ECG"), filling("hard", "ECG")])
+    (line,) = sheet.numbers
+    assert (line["values"], line["seeds"]) == (values, seeds)
+    assert sheet.rows[0][sheet.columns.index("runs")] == str(len(line["runs"].split()))
+    notes = [note for note in sheet.notes if note.startswith("Left out")]
+    assert [note.rpartition(": ")[0] for note in notes] == [
+        "Left out, because not all folds have finished: ECG, ε = 3"
+    ] * (len(missing) == 1)
+
+
 def test_a_variant_is_compared_over_the_seeds_that_both_have(tmp_path: Path) -> None:
     save(tmp_path, run("complex", 0.8), run("channels", 0.7))
     fillings = [filling(name, "PhaseMNIST", name) for name in ("complex", "channels")]

@@ -10,6 +10,7 @@ others of its row, by t-tests that pair runs of the same seed.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,8 @@ class Line:
 
     Attributes:
         baseline: Score of the trivial baseline; None if the table does not show the retained gain.
-        runs: The runs, one for each seed and fold, by target ε (∞: without privacy).
+        runs: The runs, one for each seed and fold, by target ε (∞: without privacy). Each seed has
+            every fold.
     """
 
     row: str
@@ -129,7 +131,8 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
         UserError: No run of the table has finished.
     """
     layout = papers.ours()[name]
-    lines = _make_lines(layout, _group_runs(fillings, records.read_all(results)))
+    runs_by_line = _group_runs(fillings, records.read_all(results))
+    lines = _make_lines(layout, runs_by_line)
     if not lines:
         raise UserError(
             f"{results}: has no run of table {name}. `zdp-bench reproduce {name}` makes them."
@@ -144,6 +147,7 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
         _cells_of(line, targets, published, has_variants, shows_counts) for line in lines
     ]
     notes = [*(layout.get("notes") or ()), *_note_epsilon_of_one_example(lines)]
+    notes += _note_incomplete_seeds(lines, runs_by_line)
     notes += compare_variants(lines, layout.get("compare"))
     notes += _works_cited(published, everything_published["works"])
     numbers = [_numbers(line, target) for line in lines for target in sorted(line.runs)]
@@ -182,7 +186,8 @@ def _make_lines(
         baseline = None
         if layout.get("kept"):
             baseline = (rows[row] or {}).get("floor")
-        lines.append(Line(row, variant, baseline, by_target))
+        runs = {target: _runs_of_complete_seeds(runs) for target, runs in by_target.items()}
+        lines.append(Line(row, variant, baseline, runs))
     variants = list(layout.get("variants") or ())
 
     def sort_key(line: Line) -> tuple[int, int, str]:
@@ -193,6 +198,13 @@ def _make_lines(
         return list(rows).index(line.row), rank, variant
 
     return sorted(lines, key=sort_key)
+
+
+def _runs_of_complete_seeds(runs: Sequence[Record]) -> list[Record]:
+    """Return the runs without those of seeds that lack a fold, which may be the hardest one."""
+    num_runs = Counter(run.seed for run in runs)
+    num_folds = max(num_runs.values())
+    return [run for run in runs if num_runs[run.seed] == num_folds]
 
 
 def _works_cited(
@@ -378,6 +390,24 @@ def _note_epsilon_of_one_example(lines: Sequence[Line]) -> list[str]:
     stated = "; ".join(sentences)
     why = "because removing it replaces the owner's clipped share and may move the sum by 2C, not C"
     return [f"A single example of an owner has a larger ε, {why}. {stated}."]
+
+
+def _note_incomplete_seeds(
+    lines: Sequence[Line], runs_by_line: Mapping[tuple[str, str | None], RunsByTarget]
+) -> list[str]:
+    """State which seeds the lines leave out because they lack a fold."""
+    left_out = []
+    for line in lines:
+        all_runs = runs_by_line[line.row, line.variant]
+        for target in sorted(all_runs, reverse=True):
+            complete_seeds = {run.seed for run in line.runs[target]}
+            seeds = sorted({run.seed for run in all_runs[target]} - complete_seeds)
+            if seeds:
+                name = line.row if line.variant is None else f"{line.row}, {line.variant}"
+                left_out.append(f"{name}, {_heading(target)}: seed {', '.join(map(str, seeds))}")
+    if not left_out:
+        return []
+    return [f"Left out, because not all folds have finished: {'; '.join(left_out)}."]
 
 
 def _epsilon_of_one_example(privacy: Privacy) -> str:
