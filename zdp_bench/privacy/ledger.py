@@ -247,7 +247,7 @@ class Ledger(Tally):
     def _apply(self, entry: Start | Revocation) -> None:
         """Remember a recorded start, or that the starts of a generation are revoked.
 
-        Which is read first does not matter, because ledgers that were set aside may be in any order.
+        Which is read first does not matter: ledgers that were set aside may be in any order.
         """
         if isinstance(entry, Revocation):
             last_step = self._revoked.get(entry.generation, -1)
