@@ -314,14 +314,13 @@ def correlate(source: NoiseSource, mechanism: Mechanism) -> NoiseSource:
         source: source of white noise, or one that this function returned.
         mechanism: its strategy correlates the noise of its steps.
     """
-    white, strategy = source, (1.0,)
     if isinstance(source, CorrelatedNoise):
-        white, strategy = source.white, source.strategy
-    if strategy == mechanism.strategy:
-        return source
+        if source.strategy == mechanism.strategy:
+            return source
+        source = source.white
     if mechanism.strategy == (1.0,):
-        return white
-    return CorrelatedNoise(white, mechanism.strategy)
+        return source
+    return CorrelatedNoise(source, mechanism.strategy)
 
 
 def draw(
