@@ -86,8 +86,12 @@ def folder(results: Path, recipe: str, run: str) -> Path:
 
 
 def is_deleted(home: Path) -> bool:
-    """Return True if a folder is that of a deleted run, and holds only what the run spent."""
-    return DELETED in home.name
+    """Return True if a folder is that of a deleted run, and holds only what the run spent.
+
+    Args:
+        home: a run's folder, or that of one of its nodes, such as RUN/nodes/00.
+    """
+    return any(DELETED in name for name in home.parts[-3:])
 
 
 def is_named(word: str, recipe: str, run: str) -> bool:

@@ -10,7 +10,7 @@ from zdp_bench import disk, records
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.composition import Spending
 from zdp_bench.training.run_folder import MAX_LISTED, only_one_process, start_anew
-from zdp_bench.training.spending import FILE, keep_spending
+from zdp_bench.training.spending import FILE, NODES, keep_spending
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,14 @@ def find_homes(results: Path, words: Sequence[str]) -> list[Path]:
     Raises:
         UserError: a word names no run, or several.
     """
-    homes = [
-        path.parent
-        for name in ("record.json", FILE)
-        for path in results.glob(f"runs/*/*/{name}")
-        if not records.is_deleted(path.parent)
-    ]
-    named = [_find_home(sorted({*homes}), word) for word in words]
+    runs = results / "runs"
+    homes = {
+        runs.joinpath(*path.relative_to(runs).parts[:2])  # RECIPE/RUN
+        for name in ("record.json", FILE, f"{NODES}/*/{FILE}")
+        for path in runs.glob(f"*/*/{name}")
+    }
+    present = sorted(home for home in homes if not records.is_deleted(home))
+    named = [_find_home(present, word) for word in words]
     return list(dict.fromkeys(named))
 
 

@@ -123,11 +123,14 @@ def keep_log(path: Path) -> Iterator[None]:
 
 
 def start_anew(home: Path) -> None:
-    """Clear a run's folder, except for its spending. Its ledgers are renamed, not deleted."""
+    """Clear a run's folder, except for its spending and that of its nodes.
+
+    Its ledgers are renamed, not deleted.
+    """
     files = [path for path in home.rglob("*") if not path.is_dir()]
     # Delete the record first, so that a kill never leaves a record without its ledger.
     for path in sorted(files, key=lambda path: path.name != "record.json"):
-        if path != home / "spending.json" and not is_ledger(path):
+        if path.name != "spending.json" and not is_ledger(path):
             path.unlink()
     for path in home.rglob("*.jsonl"):
         set_aside(path)

@@ -4,6 +4,10 @@ A finished run states it in its record. Before its first step, a run also writes
 how many steps it may take, so that runs that were stopped or are under way count as well. That
 file also identifies the files that the run reads, by their content. A record does not, because it
 may be published, and anyone who has a file could see that it was used for training.
+
+A site of a federation that has its own data counts each of its nodes like a run: the node's folder,
+RUN/nodes/NN-DATA, has its ledger and its own `spending.json`. Other data of the site, such as more
+patients, have another folder.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ if TYPE_CHECKING:  # `budget` needs no torch
 
 FILE, RECORD = "spending.json", "record.json"
 EXPORTED = "SHA256SUMS"  # file that only exported folders have
+NODES = "nodes"  # folder of a federated run that has a folder for each node
 
 log = logging.getLogger(__name__)
 
@@ -205,6 +210,8 @@ def find_spendings(
         if RECORD in files or FILE in files:
             homes.append(home)
     finished = {record.path.parent: record for record in records.read_all(results) if record.path}
+    # The record of a federation, which is here if this machine is its server, counts its nodes.
+    homes = [home for home in homes if not (_is_node(home) and _has_record(_run_of(home)))]
     homes_of_run: dict[str, list[Path]] = defaultdict(list)
     for home in homes:
         try:
@@ -221,10 +228,32 @@ def find_spendings(
         except UserError as error:
             leave_out(error, home)
     explained = {*homes, except_home}
+    # A server's rounds are the steps of its nodes.
+    runs_of_nodes = {_run_of(home) for home in explained if home and _is_node(home)}
     for path in ledgers:
-        if explained.isdisjoint(path.parents) and is_ledger(path) and has_steps(path):
+        is_explained = not explained.isdisjoint(path.parents) or path.parent in runs_of_nodes
+        if not is_explained and is_ledger(path) and has_steps(path):
             unknown.append(path)
     return spendings, unknown
+
+
+def _is_node(home: Path) -> bool:
+    """Return True if a folder is that of a federation's node, rather than that of a run."""
+    return home.parent.name == NODES
+
+
+def _run_of(node_home: Path) -> Path:
+    """Return the folder of the run that a node's folder is in."""
+    return node_home.parent.parent
+
+
+def _has_record(home: Path) -> bool:
+    return (home / RECORD).is_file()
+
+
+def _find_node_homes(home: Path) -> list[Path]:
+    """Return the folders of a run's nodes that have a `spending.json`."""
+    return sorted(path.parent for path in home.glob(f"{NODES}/*/{FILE}"))
 
 
 def _is_copy(home: Path, same_run_homes: Sequence[Path]) -> bool:
@@ -255,6 +284,10 @@ def _spending_in(home: Path, record: Record | None) -> Spending:
     plan = record or _read_plan(home / FILE)
     spending = _spending_of(plan, home, read_sources(home))
     spending = replace(spending, finished=bool(record) or records.is_deleted(home))
+    if _is_node(home):  # its server may request more steps than it planned
+        taken = count_releases(drop_copies(find_ledgers(home, ignored=(FILE,))))
+        steps = max(spending.spent.steps, taken)
+        return replace(spending, spent=replace(spending.spent, steps=steps))
     # The record of a finished run already counts its only ledger, which would be slow to read. For
     # an unfinished secure run, the steps in the ledger are added below.
     count_single = not record and not spending.secure
@@ -271,13 +304,21 @@ def _spending_in(home: Path, record: Record | None) -> Spending:
 def keep_spending(home: Path) -> Spending:
     """Write what a run has spent to its `spending.json`, before the run is deleted.
 
-    A run that did not finish has spent the steps in its ledger, not all those it had planned.
+    A run that did not finish has spent the steps in its ledger, not all those it had planned. If
+    the run has no record, what a site's nodes have spent is kept in their folders.
+
+    Returns:
+        what the run has spent, or what the node with the most steps has.
 
     Raises:
         UserError: the folder does not state what the run spent.
     """
     record = records.read(home / RECORD)
     planned = _read_plan(home / FILE) if (home / FILE).is_file() else None
+    node_homes = _find_node_homes(home)
+    if node_homes and not record and not planned:
+        kept = [keep_spending(node_home) for node_home in node_homes]
+        return max(kept, key=lambda spending: spending.spent.steps)
     run = record or planned
     if run is None:
         raise UserError(
@@ -291,7 +332,10 @@ def keep_spending(home: Path) -> Spending:
     released_fields = {field.name: getattr(run.privacy, field.name) for field in fields(Released)}
     released = Released(**released_fields | {"steps": steps})
     data = Data(run.data.name, run.data.provenance, run.data.digest, title=run.data.title)
-    Plan(run.recipe, data, released, planned.sources if planned else None).write(home)
+    sources = " ".join(sorted(spending.sources)) if spending.sources else None
+    Plan(run.recipe, data, released, sources).write(home)
+    for node_home in node_homes:  # they would count again beside the run
+        (node_home / FILE).unlink()
     return replace(spending, spent=replace(spending.spent, steps=steps))
 
 
@@ -323,14 +367,20 @@ def _steps_in_ledgers(home: Path, is_federation: bool, count_single: bool) -> in
 
 
 def read_sources(home: Path) -> frozenset[str] | None:
-    """Return the files that a run reads (`Splits.sources`), or None if they are not known."""
-    path = home / FILE
-    return _parse_sources(_read_plan(path).sources or "") if path.is_file() else None
+    """Return the files that a run reads (`Splits.sources`), or None if they are not known.
+
+    A federation of sites reads those of its nodes.
+    """
+    paths = [folder / FILE for folder in [home, *_find_node_homes(home)]]
+    plans = [_read_plan(path) for path in paths if path.is_file()]
+    if not plans or not all(plan.sources for plan in plans):
+        return None
+    return _parse_sources(" ".join(plan.sources or "" for plan in plans))
 
 
 @lru_cache(maxsize=64)  # runs on the same data share one set
-def _parse_sources(text: str) -> frozenset[str] | None:
-    return frozenset(text.split()) or None
+def _parse_sources(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 def _read_plan(path: Path) -> Plan:

@@ -1,8 +1,10 @@
 """What a dishonest server can order a node to do: nothing outside of its folder or its budget."""
 
+import json
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from torch import Tensor
 
 from tests.extras.federated.conftest import Make
+from zdp_bench import records
+from zdp_bench.config.schema import Run
+from zdp_bench.data import Part, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.extras.federated.messages import ARRAYS, LAYOUT, VALUES, content
 from zdp_bench.extras.federated.node import (
@@ -25,8 +30,11 @@ from zdp_bench.extras.federated.node import (
 )
 from zdp_bench.extras.federated.simulation import set_sender
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.privacy.composition import Spent, compose_epsilon
+from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon
 from zdp_bench.privacy.tally import BudgetExceeded
+from zdp_bench.training.deletion import delete, find_homes
+from zdp_bench.training.setup import load_data
+from zdp_bench.training.spending import find_spendings, read_sources
 
 OWN = ("federated.nodes=2", "federated.patients=own", "privacy.claimed_epsilon=2.0")
 RUN = "f" * 64
@@ -219,3 +227,157 @@ def test_a_run_that_goes_on_keeps_its_budget(configured: Make) -> None:
         prepare(site.node(0))
         assert take_rounds(site.node(0), 8) == 8
         site.close()
+
+
+# ------------------------------------------------------- what a site counts with data of its own
+
+
+def count_spendings(config: Run) -> list[Spending]:
+    spendings, unknown = find_spendings(config.results)
+    assert unknown == []
+    return spendings
+
+
+def without_examples(data: Splits, number: int) -> Splits:
+    """Return the data that a site had before it added its last `number` training examples."""
+    rows = torch.arange(len(data.train) - number)
+    return replace(data, train=Part(data.train, rows), digest="1" * 64)
+
+
+def change_weights(node: Node) -> None:
+    """Let the model that the rounds start from be another one, so that no release is repeated."""
+    with torch.no_grad():
+        next(iter(trainable(node.site.setup.model).values())).add_(0.01)
+
+
+@pytest.mark.parametrize("secure", ["false", "true"])
+def test_a_site_counts_every_release_whatever_the_server_planned(
+    configured: Make, secure: str
+) -> None:
+    """With secure noise, it counted the server's plan alone, of which a server may take more."""
+    config = configured(*OWN, f"privacy.secure={secure}")
+    site = Site(config)
+    prepare(site.node(0), rounds=1)
+    assert take_rounds(site.node(0), 30) == 30
+    site.close()
+    (spending,) = count_spendings(config)
+    assert spending.spent.steps == 30
+    (home,) = find_homes(config.results, ["quickstart"])
+    assert delete(home).spending.spent.steps == 30
+    (deleted,) = count_spendings(config)
+    assert (deleted.spent, deleted.sources) == (spending.spent, spending.sources)
+    assert deleted.finished
+    with pytest.raises(UserError, match="does not match any run"):
+        find_homes(config.results, ["quickstart"])
+
+
+@pytest.mark.parametrize("secure", ["false", "true"])
+def test_a_site_keeps_its_budget_if_a_run_takes_its_rounds_again(
+    configured: Make, secure: str
+) -> None:
+    """With secure noise, all but the planned rounds of the first run were free."""
+    noise = ("algorithm.noise_multiplier=4", "privacy.claimed_epsilon=null")
+    words = (*OWN, *noise, f"privacy.secure={secure}")
+    site = Site(configured(*words))
+    prepare(site.node(0))
+    budget = site.node(0).setup.epsilon(24)
+    site.close()
+    taken = []
+    for run, rounds in (("a", 8), ("a", 8), ("b", 8), ("c", 100)):
+        site = Site(configured(*words, f"privacy.max_epsilon={budget!r}", results="again"))
+        node = site.node(0)
+        prepare(node, run * 64, rounds)
+        if taken:
+            change_weights(node)
+        taken.append(take_rounds(node, rounds))
+        site.close()
+    releases = Spent(node.mechanism.z, node.mechanism.sampling, sum(taken))
+    assert compose_epsilon([releases], node.config.privacy.delta) <= budget
+    assert sum(taken) == 24
+
+
+def test_a_site_that_adds_patients_counts_what_it_released_of_the_others(configured: Make) -> None:
+    """The same run began another ledger, with the whole budget again."""
+    noise = ("algorithm.noise_multiplier=4", "privacy.claimed_epsilon=null")
+    config = configured(*OWN, *noise)
+    data = load_data(config)
+    site = Site(config, data)
+    prepare(site.node(0))
+    budget = f"privacy.max_epsilon={site.node(0).setup.epsilon(20)!r}"
+    site.close()
+    config = configured(*OWN, *noise, budget, results="again")
+    taken = []
+    for own_data in (without_examples(data, 10), data, without_examples(data, 10)):
+        site = Site(config, own_data)
+        prepare(site.node(0), rounds=12)
+        change_weights(site.node(0))
+        taken.append(take_rounds(site.node(0), 12))
+        site.close()
+    assert taken[0] == 12
+    assert 0 < taken[1] < 10
+    assert taken[2] <= 12
+    before, after = count_spendings(config)
+    assert before.sources == after.sources == data.sources
+    assert before.data != after.data
+
+
+def test_a_process_of_each_message_reserves_no_more_than_one_process(configured: Make) -> None:
+    """A SuperNode starts a process for each message."""
+    set_sender()
+    config = configured(*OWN)
+    context = Context(1, 2, {"partition-id": 0}, RecordDict(), {})
+
+    def answer(kind: str, values: dict[str, Any], weights: dict[str, Tensor]) -> None:
+        with open_site("key", Site(config)) as site:
+            parameters = trainable(site.setup.model)
+            weights = weights or {name: value.detach() for name, value in parameters.items()}
+            body = content(values, weights if kind == "train" else None)
+            message = Message(body, 2, kind)
+            message.metadata.__dict__["_message_id"] = "1"
+            reply = call_app(client_app(config, "key"), message, context)
+            assert not reply.has_error(), reply.error.reason
+
+    answer("query.prepare", {"run": RUN, "rounds": 8, "entries": 0, "digest": ""}, {})
+    for round_ in range(3):
+        answer("train", {"round": round_}, {})
+    (spending,) = count_spendings(config)
+    assert spending.spent.steps == 8
+
+
+def test_where_the_server_runs_too_its_record_counts_its_nodes(
+    configured: Make, sound: Callable[..., records.Document]
+) -> None:
+    config = configured(*OWN)
+    site = Site(config)
+    for number in (0, 1):
+        prepare(site.node(number))
+        assert take_rounds(site.node(number), 8) == 8
+    site.close()
+    run_home = records.folder(config.results, config.recipe, RUN)
+    # the server's ledger, while its run is not finished
+    (run_home / "rounds.jsonl").write_bytes(next(run_home.rglob("ledger.jsonl")).read_bytes())
+    nodes = count_spendings(config)
+    assert [spending.spent.steps for spending in nodes] == [8, 8]
+    document = sound("federated.nodes=2") | {"run": RUN}
+    records.write(run_home / "record.json", document)
+    (whole,) = count_spendings(config)
+    assert whole.finished
+    assert whole.sources == nodes[0].sources
+    assert whole.spent.steps == max(node["steps"] for node in document["privacy"]["nodes"])
+    delete(run_home)
+    (deleted,) = count_spendings(config)
+    assert (deleted.spent, deleted.sources) == (whole.spent, whole.sources)
+
+
+def test_the_files_of_a_run_are_unknown_if_those_of_a_node_are(configured: Make) -> None:
+    config = configured(*OWN)
+    site = Site(config)
+    for number in (0, 1):
+        prepare(site.node(number))
+    site.close()
+    run_home = records.folder(config.results, config.recipe, RUN)
+    assert read_sources(run_home) == site.data.sources
+    path = next(run_home.glob("nodes/*/spending.json"))
+    plan = json.loads(path.read_text()) | {"sources": None}
+    path.write_text(json.dumps(plan))
+    assert read_sources(run_home) is None

@@ -42,7 +42,7 @@ from zdp_bench.privacy.tally import BudgetExceeded, Position, Tally
 from zdp_bench.training.machine import execution_digest, foreign_code, pick_device
 from zdp_bench.training.run_folder import open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, count_units, load_data
-from zdp_bench.training.spending import plan_spending, read_spendings, reserve
+from zdp_bench.training.spending import NODES, plan_spending, read_spendings, reserve
 from zdp_bench.training.step import Training, private_step
 
 CRASHED = 1  # code of an `Error`: the app raised an exception
@@ -200,7 +200,8 @@ class Node:
     Attributes:
         examples: the node's training examples.
         ledger: counts the node's releases. None until `prepare`, which also sets `setup`,
-            `mechanism`, `micro_batch_size` and `max_releases`.
+            `mechanism`, `micro_batch_size`, `reserved` (the releases that the site's other runs
+            count) and `max_releases`.
     """
 
     def __init__(self, site: Site, number: int) -> None:
@@ -238,14 +239,17 @@ class Node:
         run: str,
         rounds: int,
         known_position: Position | None,
+        reserved: int = 0,
     ) -> dict[str, Any]:
-        """Calibrate the mechanism and open the ledger.
+        """Calibrate the mechanism, open the ledger and reserve the releases of all rounds.
 
         Args:
             run: the digest of the run.
             rounds: the number of rounds in the server's plan.
             known_position: the last position of the ledger that the server knows. A ledger that
                 has not reached it is rejected. If None, the node may start a new ledger.
+            reserved: the number of releases that another process of this site has reserved for the
+                same order. 0: this process reserves them.
 
         Returns:
             the ledger's position (see `report_position`), and the mechanism's digest.
@@ -263,11 +267,9 @@ class Node:
         # The digest of the node's data is part of the key, so nobody else can compute its noise.
         own_facts = f"{foreign_code(site.config.plugins)}:node {self.number}:{site.data.digest}"
         self._key = run_key(run, self.mechanism, own_facts)
-        run_home = records.folder(self.config.results, self.config.recipe, run)
         config = self.setup.config  # with calibrated noise
-        if not self.is_split:
-            # Other runs at this site count this one from now on, even if it is stopped.
-            reserve(config, self.setup.data, self.mechanism, self.setup.plan.steps, run_home)
+        run_home = records.folder(self.config.results, self.config.recipe, run)
+        home = run_home / NODES / self._name()
         execution = execution_digest(
             config.plugins,
             site.device,
@@ -276,7 +278,7 @@ class Node:
             deterministic=config.execution.deterministic,
         )
         ledger = open_ledger(
-            run_home / "nodes" / self._name() / "ledger.jsonl",
+            home / "ledger.jsonl",
             self.mechanism,
             not config.privacy.secure,
             known_position,
@@ -287,11 +289,15 @@ class Node:
         )
         try:
             # An upper bound, reached if every step of the plan is taken anew.
-            max_releases = ledger.releases + self.setup.plan.steps
+            self.reserved = reserved or ledger.releases + self.setup.plan.steps
             if self.is_split:
-                self.max_releases = self.setup.affordable(max_releases)
+                self.max_releases = self.setup.affordable(self.reserved)
             else:
-                self.max_releases = self._affordable_after_other_runs(max_releases, run_home)
+                # Other runs at this site count these releases from now on, even if this run is
+                # stopped. This run counts other runs afterwards, so two that begin at once count
+                # one another.
+                reserve(config, self.setup.data, self.mechanism, self.reserved, home)
+                self.max_releases = self._affordable_after_other_runs(self.reserved, home)
         except BaseException:
             ledger.close()
             raise
@@ -313,12 +319,15 @@ class Node:
         name = f"{self.number:02d}"
         return name if self.is_split else f"{name}-{self.site.data.digest[:8]}"
 
-    def _affordable_after_other_runs(self, max_releases: int, run_home: Path) -> int | None:
+    def _affordable_after_other_runs(self, max_releases: int, home: Path) -> int | None:
         """Return how many releases the budget allows in addition to the site's other runs.
+
+        This run's releases of other data of the site, such as fewer patients, are in another
+        folder, and count as those of another run.
 
         Args:
             max_releases: the largest number to consider.
-            run_home: the folder of this run.
+            home: the node's folder.
 
         Returns:
             the number of releases, or None without `privacy.max_epsilon`.
@@ -327,8 +336,8 @@ class Node:
         budget = config.privacy.max_epsilon
         if budget is None:
             return None
-        this_run = plan_spending(config, self.setup.data, self.mechanism, max_releases, run_home)
-        earlier = read_spendings(config.results, except_home=run_home)
+        this_run = plan_spending(config, self.setup.data, self.mechanism, max_releases, home)
+        earlier = read_spendings(config.results, except_home=home)
         others = [spending for spending in earlier if spending.may_share(this_run)]
         if not others:
             return self.setup.affordable(max_releases)
@@ -440,15 +449,18 @@ def client_app(config: Run, key: str) -> ClientApp:
         node = _sites[key].node(int(context.node_config["partition-id"]))
         if node.ledger is None and "prepared" in context.state:
             # Another process prepared it: a SuperNode starts a process for each message.
-            _check_and_prepare(node, dict(context.state.config_records["prepared"]))
+            values: dict[str, Any] = dict(context.state.config_records["prepared"])
+            reserved = values.pop("reserved")
+            _check_and_prepare(node, values, reserved)
         return node
 
     def prepare(message: Message, context: Context) -> RecordDict:
         values = checked_values(message, PREPARE_VALUES)
         # Until the node has prepared, no other process may take a round for it.
         context.state.pop("prepared", None)
-        prepared = _check_and_prepare(node_of(context), values)
-        context.state["prepared"] = ConfigRecord(values)
+        node = node_of(context)
+        prepared = _check_and_prepare(node, values)
+        context.state["prepared"] = ConfigRecord(values | {"reserved": node.reserved})
         return content(prepared)
 
     def train(message: Message, context: Context) -> RecordDict:
@@ -471,8 +483,8 @@ def client_app(config: Run, key: str) -> ClientApp:
     return app
 
 
-def _check_and_prepare(node: Node, values: dict[str, Any]) -> dict[str, Any]:
-    """Check the values of a `prepare` message, and prepare the node."""
+def _check_and_prepare(node: Node, values: dict[str, Any], reserved: int = 0) -> dict[str, Any]:
+    """Check the values of a `prepare` message, and prepare the node; see `Node.prepare`."""
     run, rounds = values["run"], values["rounds"]
     if not RUN_DIGEST.fullmatch(run):
         raise UserError("the server's name for the run is not 64 hexadecimal digits.")
@@ -481,7 +493,7 @@ def _check_and_prepare(node: Node, values: dict[str, Any]) -> dict[str, Any]:
     # With 0 entries, the server knows no ledger of this node yet.
     entries = values["entries"]
     known_position = Position(entries, values["digest"]) if entries else None
-    return node.prepare(run, rounds, known_position)
+    return node.prepare(run, rounds, known_position, reserved)
 
 
 def _handler(respond: Callable[[Message, Context], RecordDict]) -> Handler:
