@@ -2,6 +2,7 @@
 is left behind."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,22 @@ def test_a_parameter_without_influence_is_named() -> None:
         check(model)
     model[0].idle.requires_grad_(False)
     assert check(model) == []
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda y: y.softmax(dim=0),
+        lambda y: y - y[:1],
+        lambda y: F.normalize(y, dim=0).abs(),
+    ],
+    ids=["softmax", "difference", "norm"],
+)
+def test_a_model_that_is_constant_for_one_example_is_refused(
+    end: Callable[[Tensor], Tensor],
+) -> None:
+    with pytest.raises(UserError, match="does not change with any parameter"):
+        check(nn.Sequential(*mlp(), Layer(end)))
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")

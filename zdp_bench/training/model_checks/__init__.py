@@ -49,6 +49,7 @@ from zdp_bench.training.total import Total
 
 log = logging.getLogger(__name__)
 
+NO_GRADIENT = 1e-6  # a gradient that is rounding only, relative to the largest output
 SHARE_SIZES = (2, 1)  # numbers of examples in the two shares of the check; together `SAMPLES`
 
 
@@ -114,8 +115,7 @@ def check(
         with _explaining_ones(state):
             _check_shapes(copy_apart(model), batch[0][:1])
             _check_losses(model, loss, batch)
-        if not state.alone:  # else, Python code may skip layers for some examples
-            _check_gradients(model, batch[0])
+        _check_gradients(model, batch[0], state)
         _check_sums(algorithm, batch, SHARE_SIZES if forms_shares else None)
         return Checked(_find_fixed_state(model, state, batch[0]), batch)
 
@@ -325,8 +325,8 @@ def _has_gradient(
     return bool((gradient.abs() * scale > 1e-5).any())
 
 
-def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
-    """Reject a parameter on which the output does not depend."""
+def _check_gradients(model: nn.Module, inputs: Tensor, state: State) -> None:
+    """Reject a parameter, or a model of which all parameters, cannot change the output."""
     trained = trainable(model)
     with torch.enable_grad():
         output = reference.compute_outputs(model, inputs)
@@ -338,6 +338,15 @@ def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
             raise UserError(
                 f"the model has no gradient: torch raises: {first_line(error)}"
             ) from None
+    largest = max((float(g.abs().max()) for g in gradients if g is not None), default=0.0)
+    if largest <= NO_GRADIENT * float(output.detach().abs().max()):
+        raise UserError(
+            "the output for an example does not change with any parameter, so that noise alone "
+            "would train the model: check for an operation over the batch, such as softmax(dim=0), "
+            "which is constant for one example."
+        )
+    if state.alone:  # Python code may skip layers for some examples
+        return
     for name, gradient in zip(trained, gradients, strict=True):
         if gradient is None:
             raise UserError(
