@@ -60,4 +60,3 @@ def test_the_real_films(data_root: Path) -> None:
     assert len(splits.test) == 1062
     assert splits.provenance == "derived"
     assert "0 patients were in both parts" in splits.notes
-    assert "19 copies" in splits.notes

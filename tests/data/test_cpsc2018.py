@@ -39,7 +39,7 @@ def test_a_recording_counts_by_its_first_label(tmp_path: Path) -> None:
     folder = write_headers(tmp_path, *many, NORMAL, NORMAL)
     dataset = Cpsc2018(test_share=0.5)
     splits = dataset.load(tmp_path)
-    assert splits.notes == "recordings in CPSC 2018's form: 3 Normal, 2 LBBB"
+    assert splits.notes == "5 recordings of Normal or LBBB, in CPSC 2018's form"
     assert (len(splits.train), len(splits.test)) == (2, 3)
     assert (splits.outputs, splits.input_shape, splits.provenance) == (1, (512,), "derived")
     for name in ("A0002.hea", "A0002.mat"):
@@ -70,7 +70,7 @@ def test_a_test_part_without_one_of_the_diagnoses_is_refused(tmp_path: Path) -> 
 @pytest.mark.real_data
 def test_the_real_recordings(data_root: Path) -> None:
     splits = Cpsc2018(positive="RBBB", negative="AF", test_share=0.3).load(data_root)
-    assert splits.notes == "recordings in CPSC 2018's form: 4 AF, 3 RBBB"
+    assert splits.notes == "7 recordings of AF or RBBB, in CPSC 2018's form"
     path = data_root / "CPSC2018" / "cinc2020_wfdb" / "A0001.hea"
     diagnosis, signal = Cpsc2018(channel=3).read(path)
     assert (diagnosis, len(signal)) == ("RBBB", 7500)

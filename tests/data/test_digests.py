@@ -175,6 +175,13 @@ def content(splits: Splits) -> str:
     return f"{found.hexdigest()}:{splits.examples_per_patient}:{splits.input_shape}"
 
 
+def numbers(splits: Splits) -> tuple[int, ...]:
+    """Return the numbers of examples and of owners, which are public."""
+    parts = [part for part in (splits.train, splits.test, splits.validation) if part is not None]
+    owners = [len(part.groups.unique()) for part in parts if part.groups is not None]
+    return (*map(len, parts), *owners, splits.examples_per_patient)
+
+
 def changes_of(raw: bytes, draw: random.Random, changes: int) -> Iterator[bytes]:
     """Yield a file's bytes, cut, longer, or changed in one place; of a short text also a number.
 
@@ -217,12 +224,12 @@ def test_a_changed_file_is_refused_or_another_digest_or_the_same_examples(
     cache = tmp_path / "cache"
     refusals: list[str] = []
 
-    def load() -> tuple[str, str] | None:
-        """Return digest and content; None if a sentence refuses them."""
+    def load() -> tuple[str, str, str, tuple[int, ...]] | None:
+        """Return digest, content, notes and numbers; None if a sentence refuses them."""
         shutil.rmtree(cache, ignore_errors=True)  # an array of the same digest would hide a change
         try:
             splits = of.load(root)
-            return splits.digest, content(splits)
+            return splits.digest, content(splits), splits.notes, numbers(splits)
         except UserError as error:
             refusals.append(str(error))
             return None
@@ -238,6 +245,9 @@ def test_a_changed_file_is_refused_or_another_digest_or_the_same_examples(
             path.write_bytes(changed)
             found = load()
             differ += found != whole
+            # A record states numbers of examples, and nothing else that follows from them.
+            if case != "folder listed":  # whose notes name the classes, which are public
+                assert not found or found[3] != whole[3] or found[2] == whole[2], found[2]
             if found and found[0] == whole[0] and found[1] != whole[1]:
                 pairs = enumerate(zip(raw, changed, strict=False))
                 differing = (place for place, (old, new) in pairs if old != new)

@@ -140,7 +140,9 @@ class Splits:
             shows), derived (made from real examples), synthetic, or own (a person's files, which
             nobody else can check).
         digest: SHA-256 of the files that were read and of how they became examples.
-        notes: how the data differ from the official release; shown beside every score on them.
+        notes: how the data differ from the official release; shown beside every score on them. Of
+            training examples, they state only what `docs/threat-model.md` lists under "What leaves
+            a run", such as the number of examples, and no numbers of examples per class.
         augment: random augmentation of the training inputs, applied each time they are drawn. The
             result for one example must not depend on the values of another.
         augment_targets: the same augmentation of the targets, with the same uniforms. Default:

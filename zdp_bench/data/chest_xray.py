@@ -6,7 +6,8 @@ The release is split by film, not by patient. File names contain the patient:
 `person12_bacteria_45.jpeg`, `IM-0115-0001.jpeg`, `NORMAL2-IM-0587-0001-0002.jpeg`. The training
 films of a patient whose number also occurs in the test part are dropped. The two parts may number
 their patients separately, so this may drop films of different patients, but never keeps films of
-the same one. Of files with equal content, one is kept. The notes count both.
+the same one. The notes count both. Of training films with equal content, one is kept, and none that
+is also a test film; the test part is as released.
 
 Validation films are those of whole patients of the train part. They steer the learning rate, and no
 ε covers them.
@@ -189,7 +190,7 @@ class ChestXray(Dataset):
 
         parts = Counter(film.part for film in films)
         is_whole = (parts["train"], parts["test"]) == OFFICIAL
-        notes = _notes(split, films[0], size)
+        notes = _notes(split, size)
         if not is_whole:
             notes.insert(
                 0,
@@ -236,18 +237,17 @@ class ChestXray(Dataset):
 
 def _notes(
     split: Split,
-    first: Film,
     size: int,
 ) -> list[str]:
+    """Return the notes of the record; only names and numbers of training films enter them."""
     patients = {film.patient for film in split.train}
     crossing = {film.patient for film in split.crossing}
     notes = [
-        f"films stored at {describe_size(first.path)} (the first), read at {size}²",
+        f"films stored at {describe_size(split.test[0].path)} (the first to test), read at {size}²",
         f"{len(split.train):,} films of {len(patients):,} patients to train, "
         f"{len(split.validation):,} to validate (public), {len(split.test):,} to test",
         f"{len(crossing)} patients were in both parts, whose {len(split.crossing)} train films "
         "were dropped",
-        f"{split.copies} copies of another film were dropped",
     ]
     if split.over_bound:
         notes.append(f"{split.over_bound:,} films beyond the bound per patient were dropped")

@@ -217,9 +217,9 @@ class Cpsc2018(Dataset):
         )
         digest.update(repr(settings).encode())
         is_whole = names == RELEASED_NAMES
-        notes = f"{targets.count(0)} {self.negative}, {targets.count(1)} {self.positive}"
+        notes = f"{len(targets):,} recordings of {self.negative} or {self.positive}"
         if not is_whole:
-            notes = f"recordings in CPSC 2018's form: {notes}"
+            notes += ", in CPSC 2018's form"
         skipped = note_skipped(len(recordings) - len(names))
         if skipped:
             notes += f", {skipped}"

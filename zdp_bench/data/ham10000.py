@@ -155,7 +155,7 @@ class Ham10000(Dataset):
             PIXELS,
         )
         diagnoses = sha256(home / METADATA)
-        notes = [*self.describe(pictures, parts), *describe_copies(pictures, digests)]
+        warn_of_copies(pictures, digests)
         return Splits(
             parts["train"],
             parts["test"],
@@ -163,7 +163,7 @@ class Ham10000(Dataset):
             outputs=self.outputs,
             provenance="official" if is_complete else "derived",
             digest=digest(f"{files}:{diagnoses}:{options!r}"),
-            notes="; ".join(notes),
+            notes="; ".join(self.describe(pictures, parts)),
             validation=parts["validation"] if len(parts["validation"]) else None,
             unit="lesion",
             owner_names=names.tolist(),
@@ -182,14 +182,14 @@ class Ham10000(Dataset):
     ) -> list[str]:
         """Return the notes of the record on the pictures and the parts."""
         lesions = len({picture.lesion for picture in pictures})
-        melanomas = sum(picture.diagnosis == "mel" for picture in pictures)
-        notes = [f"{len(pictures):,} pictures of {lesions:,} lesions, {melanomas:,} of melanomas"]
+        notes = [f"{len(pictures):,} pictures of {lesions:,} lesions"]
         if (len(pictures), lesions) != (NUM_PICTURES, NUM_LESIONS):
             notes.append(
                 f"a part of the {NUM_PICTURES:,} published pictures of {NUM_LESIONS:,} lesions"
             )
-        stored = describe_size(pictures[0].path)
-        notes.append(f"pictures stored at {stored} (the first), read at {self.size}²")
+        first_to_test = pictures[int(parts["test"].rows[0])]
+        stored = describe_size(first_to_test.path)
+        notes.append(f"pictures stored at {stored} (the first to test), read at {self.size}²")
         counts = {name: len(part) for name, part in parts.items()}
         notes.append(f"{count_parts(counts)}, by whole lesions")
         return notes
@@ -212,20 +212,16 @@ class Ham10000(Dataset):
         )
 
 
-def describe_copies(pictures: Sequence[Picture], digests: Sequence[str]) -> list[str]:
-    """Return a note, and warn, if pictures of different lesions have the same bytes.
+def warn_of_copies(pictures: Sequence[Picture], digests: Sequence[str]) -> None:
+    """Warn, once, if pictures of different lesions have the same bytes.
 
     The published data may have such pictures. None is dropped, because it is not known which of the
     lesions they show.
     """
     first_of: dict[str, Picture] = {}  # digest -> the first picture that has it
-    num_copies = 0
     for picture, content in zip(pictures, digests, strict=True):
         first = first_of.setdefault(content, picture)
-        if first.lesion == picture.lesion:
-            continue
-        num_copies += 1
-        if num_copies == 1:
+        if first.lesion != picture.lesion:
             log.warning(
                 "%s: is the same picture as %s, of lesion %s, so that one lesion counts as two; "
                 "remove one with its row in %s",
@@ -234,9 +230,7 @@ def describe_copies(pictures: Sequence[Picture], digests: Sequence[str]) -> list
                 first.lesion,
                 METADATA,
             )
-    if not num_copies:
-        return []
-    return [f"{num_copies} copies of another lesion's picture, so that one lesion counts as two"]
+            return
 
 
 def list_pictures(home: Path) -> list[Picture]:

@@ -195,8 +195,7 @@ class Physionet2012(Dataset):
             provenance="official" if is_complete else "derived",
             digest=digest(f"{cache_key}:{outcomes}:{options!r}"),
             notes=f"one record per patient: {len(train):,} patients to train, {len(validation):,} "
-            f"to validate (public), {len(test):,} to test; {deaths['a']:,} of set-a and "
-            f"{deaths['b']:,} of set-b died in hospital",
+            f"to validate (public), {len(test):,} to test",
             validation=validation if len(validation) else None,
             owner_names=names.tolist(),
         )

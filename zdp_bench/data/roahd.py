@@ -84,7 +84,7 @@ class Roahd(Dataset):
             unit="person",
             provenance="derived",
             digest=digest(contents),
-            notes=f"a beat each of {len(y)} people, {int(y.sum())} with LBBB, registered and "
+            notes=f"a beat each of {len(y)} people, healthy or with LBBB, registered and "
             f"smoothed; held out: fold {self.fold} of {FOLDS}, drawn by split_seed="
             f"{self.split_seed}",
             owner_names=names,
