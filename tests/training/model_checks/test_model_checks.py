@@ -112,13 +112,7 @@ def test_a_parameter_without_influence_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "end",
-    [
-        lambda y: y.softmax(dim=0),
-        lambda y: y - y[:1],
-        lambda y: F.normalize(y, dim=0).abs(),
-    ],
-    ids=["softmax", "difference", "norm"],
+    "end", [lambda y: y.softmax(dim=0), lambda y: y - y[:1]], ids=["softmax", "difference"]
 )
 def test_a_model_that_is_constant_for_one_example_is_refused(
     end: Callable[[Tensor], Tensor],
