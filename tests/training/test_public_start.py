@@ -137,6 +137,75 @@ def test_the_same_files_under_another_name_are_refused(tmp_path: Path) -> None:
     execute(config, Silent())
 
 
+def let_start_from(start: Outcome, *names: str) -> None:
+    """Let a finished run on generated pictures say that it started from weights of other data."""
+    document = json.loads(start.path.read_text())
+    trained_on = [{"name": name, "provenance": "official"} for name in names]
+    document["start"] = {"recipe": "quickstart", "trained_on": trained_on}
+    start.path.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("earlier", "dataset", "reason"),
+    [
+        (["fashion_mnist"], "fashion_mnist", "on dataset=fashion_mnist, whose files this run"),
+        (["cifar10", "fashion_mnist"], "fashion_mnist", "on dataset=fashion_mnist, whose files"),
+        (["public_kspace"], "cifar10", "on dataset=public_kspace, whose files this run"),
+        (["chest_xray"], "fashion_mnist", "on dataset=chest_xray, which is neither generated nor"),
+        (["fashion_mnist", "cifar10"], "mnist", None),
+    ],
+)
+def test_what_a_start_itself_started_from_is_public_and_other_data_too(
+    start: Outcome, tmp_path: Path, earlier: list[str], dataset: str, reason: str | None
+) -> None:
+    """A few steps on generated pictures made the weights of any run a public start."""
+    let_start_from(start, *earlier)
+    words = ["recipe=quickstart", f"dataset={dataset}", FROM, f"paths.results={tmp_path}"]
+    config = parse(compose(words))
+    if reason is None:
+        assert digest_of(config, "data")
+        return
+    with pytest.raises(UserError, match=reason):
+        digest_of(config, "data")
+
+
+@pytest.mark.parametrize("start_of_record", [{"recipe": "a"}, {"trained_on": [{"name": 3}]}, "a"])
+def test_a_start_that_does_not_state_all_its_data_is_refused(
+    start: Outcome, tmp_path: Path, start_of_record: object
+) -> None:
+    document = json.loads(start.path.read_text()) | {"start": start_of_record}
+    start.path.write_text(json.dumps(document))
+    with pytest.raises(UserError, match="does not state all data"):
+        setup_of(tmp_path, FROM)
+
+
+def test_files_that_a_start_itself_started_from_are_refused_under_another_name(
+    tmp_path: Path,
+) -> None:
+    write_mini_mnist(tmp_path)
+    for name in ("FashionMNIST", "Other"):
+        shutil.copytree(tmp_path / "MNIST", tmp_path / name)
+    shutil.rmtree(tmp_path / "MNIST")
+    words = [*SMALL, "dataset.check=false", f"paths.data={tmp_path}"]
+    words.append(f"paths.results={tmp_path / 'results'}")
+    first = execute(parse(compose([*words, "dataset=fashion_mnist"])), Silent())
+    generated = [*words[:-3], *GENERATED, "dataset.shape=[1,28,28]", words[-1]]
+    started = f"model.init_from={first.record.run[:8]}"
+    second = execute(parse(compose([*generated, "seed=1", started])), Silent())
+    trained_on = second.record.document["start"]["trained_on"]
+    assert trained_on == [{"name": "fashion_mnist", "provenance": first.record.data.provenance}]
+    started = f"model.init_from={second.record.run[:8]}"
+    third = execute(parse(compose([*generated, "seed=2", started])), Silent())
+    names = [data_set["name"] for data_set in third.record.document["start"]["trained_on"]]
+    assert names == ["synthetic_images", "fashion_mnist"]
+    assert "on synthetic_images (synthetic), after fashion_mnist (" in third.record.data.notes
+    (tmp_path / "Other").rename(tmp_path / "MNIST")
+    for run in (second, third):
+        started = f"model.init_from={run.record.run[:8]}"
+        with pytest.raises(UserError, match="fashion_mnist, whose files this run should keep"):
+            execute(parse(compose([*words, "dataset=mnist", started])), Silent())
+
+
 def test_a_start_that_cannot_be_used_is_explained(start: Outcome, tmp_path: Path) -> None:
     for word, said in (
         ("model.init_from=mnist", r"no finished run.*zdp-bench run recipe=mnist"),

@@ -1,12 +1,13 @@
 """Start from the weights of a run on public data: `model.init_from=RECIPE` or `RECIPE/RUN`.
 
 No ε covers what such weights reveal, so their training data must be public: generated, or marked
-`public: true` in the data set's card, and not data that the new run should keep private.
+`public: true` in the data set's card, and not data that the new run should keep private. The same
+holds for the data of the run that those weights started from, and so on.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import nn
@@ -17,11 +18,35 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.data.files import Card, card
 from zdp_bench.errors import UserError, in_one_line
+from zdp_bench.foreign_files import Unfit, parse_as
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
 from zdp_bench.training.machine import plugin_digests
 from zdp_bench.training.run_folder import find_weights
-from zdp_bench.training.spending import read_sources
+from zdp_bench.training.spending import read_sources, read_start_sources
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set on which weights were trained.
+
+    Attributes:
+        name: its name.
+        provenance: where it comes from, such as "synthetic".
+    """
+
+    name: str
+    provenance: str
+
+    @property
+    def is_generated(self) -> bool:
+        """True if no example is of a person."""
+        return self.provenance == "synthetic"
+
+    @property
+    def shown(self) -> str:
+        """The data set as notes show it, such as 'cifar10 (official)'."""
+        return f"{self.name} ({self.provenance})"
 
 
 @dataclass(frozen=True)
@@ -33,20 +58,24 @@ class PublicStart:
         record: the finished run's record.
         weights: the weights, as a state dictionary.
         digest: digest of the weights.
-        sources: files of the training data (`Splits.sources`); None if they are not known.
+        trained_on: every data set that the weights depend on: that of the run, that of the run it
+            started from, and so on.
+        sources: files of the data in `trained_on` that is not generated (`Splits.sources`), as far
+            as they are known.
     """
 
     name: str
     record: Record
     weights: dict[str, Any]
     digest: str
-    sources: frozenset[str] | None
+    trained_on: tuple[DataSet, ...]
+    sources: frozenset[str]
 
     def require_apart(self, data: Splits) -> None:
         """Reject data on which the weights were trained, even under another name."""
-        is_generated = self.record.data.provenance == "synthetic"
-        if self.sources and not is_generated and self.sources & data.sources:
-            raise _trained_on_same_data(self.name, self.record.data.name)
+        if self.sources & data.sources:
+            names = [data_set.name for data_set in self.trained_on if not data_set.is_generated]
+            raise _trained_on_same_data(self.name, " or ".join(names))
 
     def load_into(self, model: nn.Module) -> None:
         """Load the weights into a model.
@@ -70,16 +99,14 @@ class PublicStart:
             "run": record.run,
             "data": {"name": record.data.name, "provenance": record.data.provenance},
             "weights": self.digest,
+            "trained_on": [asdict(data_set) for data_set in self.trained_on],
             "public": True,
         }
 
     def note(self) -> str:
         """Return a sentence about the start, for the notes under a table."""
-        data = self.record.data
-        return (
-            f"starts from public weights: recipe={self.record.recipe} on {data.name} "
-            f"({data.provenance})"
-        )
+        shown = ", after ".join(data_set.shown for data_set in self.trained_on)
+        return f"starts from public weights: recipe={self.record.recipe} on {shown}"
 
 
 def find_start(config: Run) -> PublicStart | None:
@@ -99,11 +126,16 @@ def find_start(config: Run) -> PublicStart | None:
     home = find_weights(config.results, config.init_from, "model.init_from=")
     record = records.read(home / "record.json")
     assert record is not None
-    _require_public(config, record)
+    trained_on = _list_trained_on(config.init_from, record)
+    for data_set in trained_on:
+        _require_public(config, data_set)
     saved = checkpoint.load(home / "checkpoint.pt", record.run)
     assert saved is not None
     digest = checkpoint.state_digest(saved.model)
-    return PublicStart(config.init_from, record, saved.model, digest, read_sources(home))
+    sources = read_start_sources(home)
+    if not trained_on[0].is_generated:
+        sources |= read_sources(home) or frozenset()
+    return PublicStart(config.init_from, record, saved.model, digest, trained_on, sources)
 
 
 def digest_of(config: Run, data_digest: str) -> str:
@@ -116,10 +148,29 @@ def digest_of(config: Run, data_digest: str) -> str:
     return run_digest(config, inputs_digest, plugin_digests(config.plugins))
 
 
-def _require_public(config: Run, record: Record) -> None:
+def _list_trained_on(init_from: str, record: Record) -> tuple[DataSet, ...]:
+    """Return the data sets on which a run's final weights depend; see `PublicStart.trained_on`.
+
+    Raises:
+        UserError: the record does not state what the run's starting weights were trained on.
+    """
+    own = DataSet(record.data.name, record.data.provenance)
+    if record.get("start") is None:
+        return (own,)
+    try:
+        earlier = parse_as(tuple[DataSet, ...], record.get("start.trained_on"))
+    except Unfit:
+        raise UserError(
+            f"model.init_from={init_from}: its record does not state all data that its own "
+            "starting weights were trained on, as older versions did not. Carry out that run "
+            "again with force=true, or start from another one."
+        ) from None
+    return (own, *earlier)
+
+
+def _require_public(config: Run, data: DataSet) -> None:
     """Reject weights that were trained on private data, which no ε of this run covers."""
-    data = record.data
-    if data.provenance == "synthetic":
+    if data.is_generated:
         return
     start_card = find_card(data.name)
     if start_card is None or not start_card.public:

@@ -260,6 +260,7 @@ class CentralSteps:
                 setup.mechanism,
                 self.planned_releases,
                 self.loop.home,
+                setup.start.sources if setup.start else frozenset(),
             )
 
     def take(self, step: int) -> bool:

@@ -53,19 +53,28 @@ class Plan:
         data: its data set.
         privacy: its releases.
         sources: names of the data's files (`Splits.sources`), separated by spaces; None if unknown.
+        start_sources: names of the files that the run's starting weights were trained on, likewise.
     """
 
     recipe: str
     data: Data
     privacy: Released
     sources: str | None = None
+    start_sources: str | None = None
 
     def write(self, home: Path) -> None:
         """Write `spending.json` into a run's folder."""
         records.write(home / FILE, asdict(self))
 
 
-def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: Path) -> None:
+def reserve(
+    config: Run,
+    data: Splits,
+    mechanism: Mechanism,
+    steps: int,
+    home: Path,
+    start_sources: frozenset[str] = frozenset(),
+) -> None:
     """Write what a run may spend to disk, unless `privacy.total_budget` would be exceeded.
 
     Only one process at a time does this in a results folder, so two runs cannot both spend the rest
@@ -77,6 +86,7 @@ def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: P
         mechanism: mechanism of every step.
         steps: largest number of releases that the run may make.
         home: the run's folder.
+        start_sources: files that the run's starting weights were trained on.
 
     Formal guarantees: a run with a total budget starts only if the tight ε of itself and all runs
     in the results folder that may share examples with it (`Spending.may_share`) is within the
@@ -88,6 +98,7 @@ def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: P
     from zdp_bench.training.run_folder import only_one_process
 
     plan = _plan_of(config, data, mechanism, steps)
+    plan = replace(plan, start_sources=" ".join(sorted(start_sources)) or None)
     with only_one_process(config.results / "runs" / ".spending"):
         if config.privacy.total_budget is not None:
             _require_within(config, _spending_of(plan, home, data.sources))
@@ -333,7 +344,8 @@ def keep_spending(home: Path) -> Spending:
     released = Released(**released_fields | {"steps": steps})
     data = Data(run.data.name, run.data.provenance, run.data.digest, title=run.data.title)
     sources = " ".join(sorted(spending.sources)) if spending.sources else None
-    Plan(run.recipe, data, released, sources).write(home)
+    start_sources = planned.start_sources if planned else None
+    Plan(run.recipe, data, released, sources, start_sources).write(home)
     for node_home in node_homes:  # they would count again beside the run
         (node_home / FILE).unlink()
     return replace(spending, spent=replace(spending.spent, steps=steps))
@@ -376,6 +388,12 @@ def read_sources(home: Path) -> frozenset[str] | None:
     if not plans or not all(plan.sources for plan in plans):
         return None
     return _parse_sources(" ".join(plan.sources or "" for plan in plans))
+
+
+def read_start_sources(home: Path) -> frozenset[str]:
+    """Return the files that a run's starting weights were trained on, as far as it states them."""
+    path = home / FILE
+    return _parse_sources(_read_plan(path).start_sources or "") if path.is_file() else frozenset()
 
 
 @lru_cache(maxsize=64)  # runs on the same data share one set
