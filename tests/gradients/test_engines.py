@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -383,3 +384,20 @@ def test_a_prelu_of_one_number_per_example_has_a_rule() -> None:
 
     found = {engine: clipped_sum(model, square, batch, 1.0, engine=engine) for engine in ENGINES}
     torch.testing.assert_close(found["fast"].sums, found["reference"].sums)
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_example_of_which_one_layer_is_not_finite_contributes_nothing(
+    engine: Engine, per_layer: bool
+) -> None:
+    def logistic(outputs: Tensor, _: Tensor) -> Tensor:
+        return outputs.squeeze(1).sigmoid()
+
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float(parameter.dim() == 2))
+    batch = torch.tensor([[-math.inf]]), torch.ones(1)
+    found = clipped_sum(model, logistic, batch, 1.0, engine=engine, per_layer=per_layer)
+    assert norm(found.sums) == 0

@@ -140,8 +140,9 @@ def test_a_map_is_padded_once(mode: str) -> None:
     torch.testing.assert_close(domain.clipped_sum(batch, 1.0), by_layers)
 
 
-def test_a_map_of_another_size_is_refused() -> None:
-    model, batch = network()
-    domain = padded_domain(model, loss, batch[0][:0])
-    with pytest.raises(UserError, match=r"map of \[7, 8\] is not of the size"):
-        domain.clipped_sum((torch.randn(B, 2, 9, 9, dtype=torch.float64), batch[1]), 1.0)
+@pytest.mark.parametrize(("padding", "larger"), [(0, 2), (1, 1), (1, 2)])
+def test_a_map_of_another_size_is_refused(padding: int, larger: int) -> None:
+    model, (inputs, targets) = network(padding=padding)
+    domain = padded_domain(model, loss, inputs[:0])
+    with pytest.raises(UserError, match=r"map of \[\d+, \d+\] is not of the size"):
+        domain.clipped_sum((F.pad(inputs, (0, larger, 0, larger)), targets), 1.0)

@@ -392,20 +392,22 @@ def clip(
     Returns:
         clip(gᵢ), name -> [B, *shape], and the norms before clipping, [B, groups].
     """
-    clipped: dict[str, Tensor] = {}
-    norms = []
-    for names, bound in clip_groups:
+    group_norms = []
+    for names, _ in clip_groups:
         squares = [squared_norms(gradients[name]) for name in names]
-        norm = reduce(torch.add, squares).sqrt()
-        factors = clip_factors(norm, bound, gamma)
+        group_norms.append(reduce(torch.add, squares).sqrt())
+    norms = torch.stack(group_norms, dim=1)  # [B, groups]
+    is_finite = norms.isfinite().all(dim=1)
+    clipped: dict[str, Tensor] = {}
+    for (names, bound), norm in zip(clip_groups, group_norms, strict=True):
+        factors = clip_factors(norm, bound, gamma) * is_finite
         for name in names:
             g = gradients[name]
             ones = [1] * (g.dim() - 1)
             row_factors = factors.to(g.real.dtype).view(-1, *ones)
             # A factor of 0 would not remove a gradient that is not finite, because 0 · NaN is NaN.
             clipped[name] = torch.where(row_factors > 0, g * row_factors, torch.zeros_like(g))
-        norms.append(norm)
-    return clipped, torch.stack(norms, dim=1)
+    return clipped, norms
 
 
 def clipped_sum(

@@ -219,7 +219,7 @@ def padded_domain(
                     f"use {setting('algorithm', 'gredp')} or {setting('algorithm', 'dp_sgd')}."
                 )
             spectra[name] = _linear(weight, layer, sizes[layer])
-            rules[layer] = _convolution_rule(spectra[name])
+            rules[layer] = _convolution_rule(spectra[name], sizes[layer])
         else:
             spectra[name] = _kernel(weight)
             rules[layer] = _circulant_rule
@@ -308,7 +308,9 @@ def _input_sizes(
     return sizes
 
 
-def _convolution_rule(spectrum: Spectrum) -> Rule:
+def _convolution_rule(spectrum: Spectrum, padded_input: tuple[int, ...]) -> Rule:
+    """Return the rule of a convolution whose padded input has this size."""
+
     def rule(
         layer: nn.Module,
         x: Tensor,
@@ -317,11 +319,11 @@ def _convolution_rule(spectrum: Spectrum) -> Rule:
         assert isinstance(layer, Convolution)
         spread = _spread(g, layer.stride)
         outputs = tuple(spread.shape[2:])
-        padded = tuple(a - b + 1 for a, b in zip(spectrum.sizes, outputs, strict=True))
-        if x.shape[2:] != padded:  # a program may pad by an operation of its own
+        if x.shape[2:] != padded_input:  # else, a program has padded it by another operation
             x = pad_input(layer, x)
         inputs = x.shape[2:]
-        if inputs != padded:
+        sizes = tuple(a + b - 1 for a, b in zip(inputs, outputs, strict=True))
+        if inputs != padded_input or sizes != spectrum.sizes:
             raise UserError(
                 f"an example's map of {list(inputs)} is not of the size that "
                 "this run was set up for."
