@@ -155,6 +155,8 @@ MISTAKES = [
     ("data check nowhere", "dataset 'nowhere'"),
     ("results paths.results=a", "write --results a"),
     ("table paths.results=a", "write --results a"),
+    ("table ++paths.results=a", "write --results a"),
+    ("reproduce cost ++paths.results=pyproject.toml/x", "pyproject.toml/x: Not a"),
     ("budget mnits", "'mnits'"),
     ("list recipes chset", "'chset'"),
     ("table zeta_dp_2021/11", "Did you mean 'zeta_dp_2021/1'?"),

@@ -102,7 +102,7 @@ def test_the_first_own_data_are_counted_as_the_page_says(here: Path) -> None:
     counts = f"{info.train} planes from {info.owners} patients for training, {info.test} planes"
     assert counts in " ".join(page.split())
     private = configured(["recipe=./films_private.yaml"])
-    assert private.privacy.by_patient, "the recipe that people copy"
+    assert private.privacy.by_owner, "the recipe that people copy"
 
 
 def write_script(folder: Path) -> None:

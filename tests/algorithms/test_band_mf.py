@@ -25,7 +25,7 @@ from zdp_bench.library import make_private
 from zdp_bench.privacy import accounting
 from zdp_bench.privacy.accounting import example_epsilon, tight_epsilon
 from zdp_bench.privacy.calibration import calibrate_mechanism
-from zdp_bench.privacy.composition import Spent, compose_epsilon
+from zdp_bench.privacy.composition import SpentSteps, compose_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.privacy.noise import CorrelatedNoise, SecureNoise, SeededNoise, White, correlate
@@ -111,7 +111,7 @@ def test_epsilon_is_that_of_fewer_steps_at_a_higher_rate(steps: int) -> None:
     plain = replace(mechanism, sampling=replace(mechanism.sampling, cycle=1))
     assert tight_epsilon(mechanism, steps, delta) == tight_epsilon(plain, own, delta)
     assert example_epsilon(mechanism, steps, delta) == example_epsilon(plain, own, delta)
-    spent = Spent(z, mechanism.sampling, steps)
+    spent = SpentSteps(z, mechanism.sampling, steps)
     assert compose_epsilon([spent], delta) == tight_epsilon(mechanism, steps, delta)
     assert compose_epsilon([spent, spent], delta) == tight_epsilon(plain, 2 * own, delta)
 
@@ -121,7 +121,7 @@ def test_of_several_examples_in_different_subsets_nothing_is_promised() -> None:
     assert accounting.patient_epsilon(mechanism, 2, 40, 1e-5) == math.inf
     low, high = accounting.patient_interval(mechanism, 2, 40, 1e-5)
     assert (low, high) == (tight_epsilon(mechanism, 40, 1e-5), math.inf)
-    assert compose_epsilon([Spent(1.0, mechanism.sampling, 40, examples=2)], 1e-5) == math.inf
+    assert compose_epsilon([SpentSteps(1.0, mechanism.sampling, 40, examples=2)], 1e-5) == math.inf
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from zdp_bench.privacy import calibration
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate, calibrate_beside, calibrate_mechanism, solve
-from zdp_bench.privacy.composition import Spent, compose_epsilon
+from zdp_bench.privacy.composition import SpentSteps, compose_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.registry import names
 
@@ -73,18 +73,18 @@ def test_a_mechanisms_noise_reaches_the_target_and_no_more(earlier_steps: int) -
     """Alone, and in two runs after another one on the same examples."""
     sampling = Sampling("poisson", 0.02, 20.0, 1000)
     unit = Mechanism((Block("all", (2,), "float32", 2.0, 1.0, "real"),), sampling)
-    earlier = [Spent(2.0, sampling, earlier_steps)]
+    earlier = [SpentSteps(2.0, sampling, earlier_steps)]
 
     def epsilon_of(multiplier: float) -> float:
         if earlier_steps == 0:
             return tight_epsilon(Mechanism.of_z(multiplier * unit.z, sampling), 300, 1e-5)
-        own = Spent(multiplier * unit.z, sampling, 300)
+        own = SpentSteps(multiplier * unit.z, sampling, 300)
         return compose_epsilon([*earlier, own, own], 1e-5)
 
     if earlier_steps == 0:
         multiplier = calibrate_mechanism(1.5, unit, 300, 1e-5)
     else:
-        multiplier = calibrate_beside(1.5, earlier, Spent(unit.z, sampling, 300), 2, 1e-5)
+        multiplier = calibrate_beside(1.5, earlier, SpentSteps(unit.z, sampling, 300), 2, 1e-5)
     assert epsilon_of(multiplier) <= 1.5 < epsilon_of(0.999 * multiplier)
 
 
@@ -114,6 +114,6 @@ def test_rounding_makes_no_noise_smaller(monkeypatch: pytest.MonkeyPatch) -> Non
     sampling = Sampling("poisson", 0.02, 20.0, 1000)
     unit = Mechanism.of_z(0.7, sampling)
     alone = calibrate_mechanism(1.5, unit, 300, 1e-5)
-    beside = calibrate_beside(1.5, [], Spent(0.7, sampling, 300), 1, 1e-5)
+    beside = calibrate_beside(1.5, [], SpentSteps(0.7, sampling, 300), 1, 1e-5)
     for multiplier in (alone, beside):
         assert 1 < multiplier / (2.0 / 0.7) < 1 + 1e-11

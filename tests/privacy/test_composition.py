@@ -11,7 +11,7 @@ from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from zdp_bench.privacy.accounting import gdp_epsilon, patient_epsilon, pld, pld_uniform
-from zdp_bench.privacy.composition import Spent, compose_epsilon
+from zdp_bench.privacy.composition import SpentSteps, compose_epsilon
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 
 DELTA = 1e-5
@@ -44,40 +44,40 @@ def test_runs_together_are_what_dp_accounting_says(
         if sampling.sample_rate < 1:
             event = dp_accounting.PoissonSampledDpEvent(sampling.sample_rate, event)
         theirs.compose(event, steps)
-    ours = compose_epsilon([Spent(*run) for run in runs], delta)
+    ours = compose_epsilon([SpentSteps(*run) for run in runs], delta)
     # theirs is an upper bound too, on another grid
     assert ours == pytest.approx(theirs.get_epsilon(delta), rel=1e-3)
-    assert ours < sum(compose_epsilon([Spent(*run)], delta) for run in runs)
+    assert ours < sum(compose_epsilon([SpentSteps(*run)], delta) for run in runs)
     # both are rounded up, the whole on the finer grid
-    assert ours > 0.999 * max(compose_epsilon([Spent(*run)], delta) for run in runs)
+    assert ours > 0.999 * max(compose_epsilon([SpentSteps(*run)], delta) for run in runs)
 
 
 def test_two_runs_of_one_mechanism_are_one_long_run() -> None:
-    run = Spent(1.0, poisson(0.05), 100)
+    run = SpentSteps(1.0, poisson(0.05), 100)
     assert compose_epsilon([run, run], DELTA) == pytest.approx(pld(1.0, 0.05, 200, DELTA), rel=1e-9)
     assert compose_epsilon([run], DELTA) == pytest.approx(pld(1.0, 0.05, 100, DELTA), rel=1e-9)
     assert compose_epsilon([], DELTA) == 0
-    assert compose_epsilon([Spent(1.0, poisson(0.05), 0)], DELTA) == 0
+    assert compose_epsilon([SpentSteps(1.0, poisson(0.05), 0)], DELTA) == 0
 
 
 @pytest.mark.parametrize(("z", "rate"), [(1.0, 0.05), (0.6, 0.01), (4.0, 0.3)])
 def test_a_run_that_is_composed_in_two_kinds_costs_as_in_one(z: float, rate: float) -> None:
     """The path of several kinds, on a kind that the path of one knows exactly."""
-    halves = [Spent(z, poisson(rate), 150), Spent(z * (1 + 1e-12), poisson(rate), 150)]
+    halves = [SpentSteps(z, poisson(rate), 150), SpentSteps(z * (1 + 1e-12), poisson(rate), 150)]
     assert compose_epsilon(halves, DELTA) == pytest.approx(pld(z, rate, 300, DELTA), rel=2e-3)
     batch = round(1000 * rate)
-    halves = [Spent(z, uniform(batch), 150), Spent(z * (1 + 1e-12), uniform(batch), 150)]
+    halves = [SpentSteps(z, uniform(batch), 150), SpentSteps(z * (1 + 1e-12), uniform(batch), 150)]
     whole = pld_uniform(z, batch / 1000, 300, DELTA)
     assert compose_epsilon(halves, DELTA) == pytest.approx(whole, rel=2e-3)
 
 
 def test_full_batches_compose_in_closed_form() -> None:
-    runs = [Spent(4.0, FULL, 3), Spent(9.0, FULL, 5)]
+    runs = [SpentSteps(4.0, FULL, 3), SpentSteps(9.0, FULL, 5)]
     exact = gdp_epsilon(math.sqrt(3 / 16 + 5 / 81), DELTA)
     assert exact <= compose_epsilon(runs, DELTA) * (1 + 1e-9)
     assert compose_epsilon(runs, DELTA) == pytest.approx(exact, rel=1e-3)
     # a batch of all examples hides nothing but which
-    replaced = [Spent(4.0, uniform(1000), 3), Spent(9.0, uniform(1000), 5)]
+    replaced = [SpentSteps(4.0, uniform(1000), 3), SpentSteps(9.0, uniform(1000), 5)]
     assert compose_epsilon(replaced, DELTA) == pytest.approx(exact, rel=1e-3)
 
 
@@ -87,7 +87,7 @@ def test_a_patient_who_is_in_every_step_composes_in_closed_form(
     sampling: Sampling, first: int, second: int
 ) -> None:
     """Such steps move the sum by all examples at their bounds: Gaussian DP of count·√steps/z."""
-    runs = [Spent(30.0, sampling, 3, first), Spent(45.0, sampling, 5, second)]
+    runs = [SpentSteps(30.0, sampling, 3, first), SpentSteps(45.0, sampling, 5, second)]
     exact = gdp_epsilon(math.hypot(first / 30 * math.sqrt(3), second / 45 * math.sqrt(5)), DELTA)
     assert compose_epsilon(runs, DELTA) == pytest.approx(exact, rel=1e-3)
     assert compose_epsilon(runs, DELTA) >= exact * (1 - 1e-9)
@@ -99,7 +99,7 @@ def test_a_patient_who_is_in_every_step_composes_in_closed_form(
 def test_a_patient_whose_examples_are_drawn_is_what_dp_accounting_says(count: int) -> None:
     """The number of a patient's examples in a step is binomial; each moves the sum by a bound."""
     theirs = PLDAccountant(value_discretization_interval=1e-3)
-    runs = [Spent(5.0, poisson(0.05), 40, count), Spent(4.0, poisson(0.2), 10, count)]
+    runs = [SpentSteps(5.0, poisson(0.05), 40, count), SpentSteps(4.0, poisson(0.2), 10, count)]
     for run in runs:
         rate = run.sampling.sample_rate
         drawn = [
@@ -112,7 +112,7 @@ def test_a_patient_whose_examples_are_drawn_is_what_dp_accounting_says(count: in
 
 @pytest.mark.parametrize("sampling", [poisson(0.05), uniform(50)])
 def test_a_patients_examples_compose_as_one_patients(sampling: Sampling) -> None:
-    halves = [Spent(2.0, sampling, 60, 4), Spent(2.0 * (1 + 1e-12), sampling, 60, 4)]
+    halves = [SpentSteps(2.0, sampling, 60, 4), SpentSteps(2.0 * (1 + 1e-12), sampling, 60, 4)]
     whole = patient_epsilon(Mechanism.of_z(2.0, sampling), 4, 120, DELTA)
     assert compose_epsilon(halves, DELTA) == pytest.approx(whole, rel=3e-3)
 
@@ -121,17 +121,17 @@ def test_a_patients_examples_compose_as_one_patients(sampling: Sampling) -> None
 @pytest.mark.parametrize("kinds", [1, 2])
 def test_a_private_number_of_examples_changes_no_epsilon(count: int, kinds: int) -> None:
     """It is stated as 0, and the ε of runs of two kinds was 0 as well."""
-    runs = [Spent(z, poisson(0.05), 60, count) for z in (3.0, 5.0)[:kinds]]
+    runs = [SpentSteps(z, poisson(0.05), 60, count) for z in (3.0, 5.0)[:kinds]]
     private = [replace(run, sampling=replace(run.sampling, records=0)) for run in runs]
     assert compose_epsilon(private, DELTA) == compose_epsilon(runs, DELTA) > 0.1
 
 
-@pytest.mark.parametrize("others", [[], [Spent(2.0, poisson(0.1), 40)]])
+@pytest.mark.parametrize("others", [[], [SpentSteps(2.0, poisson(0.1), 40)]])
 def test_of_a_cycle_an_example_is_in_one_step_and_a_patient_perhaps_in_all(
-    others: list[Spent],
+    others: list[SpentSteps],
 ) -> None:
-    in_cycles = Spent(1.0, replace(poisson(0.05), cycle=4), 98)
-    of_one = Spent(1.0, poisson(0.05), 25)
+    in_cycles = SpentSteps(1.0, replace(poisson(0.05), cycle=4), 98)
+    of_one = SpentSteps(1.0, poisson(0.05), 25)
     together = compose_epsilon([of_one, *others], DELTA)
     assert compose_epsilon([in_cycles, *others], DELTA) == together < math.inf
     of_two = replace(in_cycles, examples=2)
@@ -142,7 +142,7 @@ def test_of_a_cycle_an_example_is_in_one_step_and_a_patient_perhaps_in_all(
 def test_batches_that_all_hold_some_of_a_patient_hide_nothing_in_any_path(
     batch: int, count: int
 ) -> None:
-    runs = [Spent(z, uniform(batch), 5, count) for z in (9.0, 9.1)]
+    runs = [SpentSteps(z, uniform(batch), 5, count) for z in (9.0, 9.1)]
     least, most = (
         patient_epsilon(Mechanism.of_z(z, uniform(batch)), count, 10, DELTA) for z in (9.1, 9.0)
     )
@@ -150,27 +150,30 @@ def test_batches_that_all_hold_some_of_a_patient_hide_nothing_in_any_path(
 
 
 def test_a_run_without_noise_or_guarantee_makes_the_whole_infinite() -> None:
-    run, shuffled = Spent(1.0, poisson(0.05), 100), Sampling("shuffled", 0.05, 50, 1000)
-    assert compose_epsilon([run, Spent(0.0, poisson(0.05), 1)], DELTA) == math.inf
-    assert compose_epsilon([Spent(1.0, shuffled, 1)], DELTA) == math.inf
+    run, shuffled = SpentSteps(1.0, poisson(0.05), 100), Sampling("shuffled", 0.05, 50, 1000)
+    assert compose_epsilon([run, SpentSteps(0.0, poisson(0.05), 1)], DELTA) == math.inf
+    assert compose_epsilon([SpentSteps(1.0, shuffled, 1)], DELTA) == math.inf
     with pytest.raises(ValueError, match="different neighbours"):
-        compose_epsilon([run, Spent(1.0, uniform(50), 100)], DELTA)
+        compose_epsilon([run, SpentSteps(1.0, uniform(50), 100)], DELTA)
 
 
 def test_many_kinds_of_steps_stay_an_upper_bound_near_the_sum_of_their_variances() -> None:
     """Twelve kinds that hardly differ cost a little less than as many steps of the worst."""
-    kinds = [Spent(1.0 + 0.001 * n, poisson(0.02), 25) for n in range(12)]
+    kinds = [SpentSteps(1.0 + 0.001 * n, poisson(0.02), 25) for n in range(12)]
     assert pld(1.011, 0.02, 300, DELTA) < compose_epsilon(kinds, DELTA) < pld(1.0, 0.02, 300, DELTA)
 
 
 @pytest.mark.parametrize(
     ("runs", "expected"),
     [
-        ([Spent(1.0, poisson(0.05), 100), Spent(2.0, poisson(0.1), 200, 3)], 13.0196467425),
-        ([Spent(1.5, uniform(50), 100), Spent(3.0, uniform(50), 50, 2)], 2.1722186700),
+        (
+            [SpentSteps(1.0, poisson(0.05), 100), SpentSteps(2.0, poisson(0.1), 200, 3)],
+            13.0196467425,
+        ),
+        ([SpentSteps(1.5, uniform(50), 100), SpentSteps(3.0, uniform(50), 50, 2)], 2.1722186700),
     ],
 )
 def test_an_epsilon_of_runs_is_the_same_from_version_to_version(
-    runs: list[Spent], expected: float
+    runs: list[SpentSteps], expected: float
 ) -> None:
     assert compose_epsilon(runs, DELTA) == pytest.approx(expected, rel=1e-7)

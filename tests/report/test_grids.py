@@ -66,7 +66,7 @@ def test_the_epsilon_of_one_example_names_a_row_once_whatever_its_variants(
     variants = ("magnitude", "channels", "complex")
     for variant in variants:
         made = run(variant, 0.8)
-        made["privacy"] |= {"is_of_unit": True, "examples_per_patient": 40}
+        made["privacy"] |= {"examples_per_patient": 40}
         save(tmp_path, made)
     fillings = [filling(variant, "Spoken words", variant) for variant in variants]
     notes = grids.build("complex", tmp_path, fillings).notes

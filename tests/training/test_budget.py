@@ -22,7 +22,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.extras.sharing.export import export
 from zdp_bench.privacy.accounting import tight_epsilon
-from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon, list_spent
+from zdp_bench.privacy.composition import Spending, SpentSteps, compose_epsilon, list_spent_steps
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.report.budget import describe_together, group_by_data, sheet
@@ -205,9 +205,9 @@ def test_a_mechanism_without_noise_somewhere_reaches_no_target(
 # ------------------------------------------------------------------------- budgets of all runs
 
 
-def spent_by(record: records.Document) -> Spent:
+def spent_by(record: records.Document) -> SpentSteps:
     privacy = record["privacy"]
-    return Spent(privacy["z"], Sampling(**privacy["sampling"]), privacy["steps"])
+    return SpentSteps(privacy["z"], Sampling(**privacy["sampling"]), privacy["steps"])
 
 
 def begin(results: Path, *overrides: str, z: float = 1.5, steps: int = 20, name: str = "b") -> Path:
@@ -313,9 +313,9 @@ def test_a_budget_adds_what_is_spent_of_one_unit(finished: Outcome, tmp_path: Pa
     others = [*runs, replace(runs[0], unit="slice")]
     for alone in (True, False):
         with pytest.raises(ValueError, match="protect different units"):
-            list_spent(others, alone)
+            list_spent_steps(others, alone)
     # a patient is one share of a run by patients, and of its plan
-    of_patients = [one for one in runs if one.by_unit]
+    of_patients = [one for one in runs if one.by_owner]
     (line,) = sheet(of_patients, None, [], tmp_path).numbers
     (sentence,) = describe_together([*of_patients, *of_patients])
     assert re.search(r"together: [\d.]+ per image \(δ", sentence)
@@ -323,7 +323,7 @@ def test_a_budget_adds_what_is_spent_of_one_unit(finished: Outcome, tmp_path: Pa
     assert line["epsilon_unit"] == pytest.approx(done.record.document["privacy"]["epsilon_patient"])
     done.path.unlink()
     for found in (runs, find_spendings(tmp_path)[0]):
-        assert [one.examples for one in found if one.by_unit] == [1]
+        assert [one.shares_per_owner for one in found if one.by_owner] == [1]
 
 
 def test_a_run_that_was_stopped_counts_with_all_the_steps_it_plans(tmp_path: Path) -> None:
@@ -478,7 +478,7 @@ def test_of_a_federation_each_node_is_bounded(finished: Outcome, tmp_path: Path)
     record = finished.record.document | {"privacy": own | {"nodes": nodes}}
     finished.path.write_text(json.dumps(record))
     (found,), unknown = find_spendings(tmp_path)
-    assert found.spent == Spent(own["z"] / 2, Sampling(**wide), 99)
+    assert found.spent == SpentSteps(own["z"] / 2, Sampling(**wide), 99)
     assert not unknown
     with pytest.raises(UserError, match="applies to central runs"):
         configured(tmp_path, "federated.nodes=2", "privacy.total_budget=1")

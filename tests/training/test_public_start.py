@@ -13,7 +13,7 @@ from tests.training.test_run import Silent
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
-from zdp_bench.training.public_start import digest_of
+from zdp_bench.training.public_start import run_digest_of
 from zdp_bench.training.run import Outcome, execute
 from zdp_bench.training.setup import ModelSetup
 
@@ -83,7 +83,7 @@ def test_runs_from_other_weights_are_other_runs_with_other_noise(
     start: Outcome, tmp_path: Path
 ) -> None:
     def digest_in(results: Path) -> str:
-        return digest_of(configured(results, FROM), "data")
+        return run_digest_of(configured(results, FROM), "data")
 
     first = digest_in(tmp_path)
     shutil.copytree(tmp_path, tmp_path / "moved")
@@ -114,11 +114,11 @@ def test_public_data_that_the_run_is_to_protect_is_refused(start: Outcome, tmp_p
     own = ["recipe=quickstart", "dataset=fashion_mnist", FROM, f"paths.results={tmp_path}"]
     config = parse(compose(own))
     with pytest.raises(UserError, match="whose files this run should keep private"):
-        digest_of(config, "data")
+        run_digest_of(config, "data")
     for one, other in (("public_kspace", "cifar10"), ("cifar10", "public_kspace")):
         told(start, provenance="derived", name=one)
         with pytest.raises(UserError, match="whose files this run should keep private"):
-            digest_of(replace(config, dataset=replace(config.dataset, name=other)), "data")
+            run_digest_of(replace(config, dataset=replace(config.dataset, name=other)), "data")
 
 
 def test_the_same_files_under_another_name_are_refused(tmp_path: Path) -> None:
@@ -163,10 +163,10 @@ def test_what_a_start_itself_started_from_is_public_and_other_data_too(
     words = ["recipe=quickstart", f"dataset={dataset}", FROM, f"paths.results={tmp_path}"]
     config = parse(compose(words))
     if reason is None:
-        assert digest_of(config, "data")
+        assert run_digest_of(config, "data")
         return
     with pytest.raises(UserError, match=reason):
-        digest_of(config, "data")
+        run_digest_of(config, "data")
 
 
 @pytest.mark.parametrize("start_of_record", [{"recipe": "a"}, {"trained_on": [{"name": 3}]}, "a"])

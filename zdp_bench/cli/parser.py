@@ -90,7 +90,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     pairs = getattr(options, "overrides", getattr(options, "filters", None))
     if hasattr(options, "results") and not hasattr(options, "overrides"):
         for word in words:
-            if word.startswith("paths.results="):
+            if word.lstrip("+").startswith("paths.results="):
                 parser.error(f"{word}: write --results {word.partition('=')[2]} for `{verb}`.")
     for word in unparsed:
         if word.startswith("-"):

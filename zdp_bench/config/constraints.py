@@ -99,16 +99,16 @@ def _check_unit(run: Run) -> None:
     """Reject a unit that the data set or the algorithm does not support."""
     max_examples, views = run.privacy.max_examples, run.trainer.augmentations
     rule = "applies to privacy.unit=patient only; add that, or remove it"
-    applies = max_examples is None or run.privacy.by_patient
+    applies = max_examples is None or run.privacy.by_owner
     require(applies, "privacy.max_examples", max_examples, rule)
-    if run.privacy.by_patient and not getattr(lookup("dataset", run.dataset.name), OWNERS, True):
+    if run.privacy.by_owner and not getattr(lookup("dataset", run.dataset.name), OWNERS, True):
         raise UserError(
             "privacy.unit=patient: this data set does not state who owns which example "
             f"({run.dataset.name}), so only ε per example is known. Remove the key."
         )
     if not run.forms_shares:
         return
-    cause = "privacy.unit=patient" if run.privacy.by_patient else f"trainer.augmentations={views}"
+    cause = "privacy.unit=patient" if run.privacy.by_owner else f"trainer.augmentations={views}"
     require_takes_shares(cause, run.algorithm.name)
 
 
@@ -155,7 +155,7 @@ def check_typed(run: Run, typed: Collection[str]) -> None:
             )
 
 
-def require_central(run: Run, verb: str) -> None:
+def require_no_federation(run: Run, verb: str) -> None:
     """Reject a federation for a command that supports only central training."""
     if run.federated.nodes is not None:
         raise UserError(

@@ -77,7 +77,7 @@ class Privacy:
     max_examples: Count | None
 
     @property
-    def by_patient(self) -> bool:
+    def by_owner(self) -> bool:
         """True if the unit is the owner, such as a patient, instead of the example."""
         return self.unit == "patient"
 
@@ -256,7 +256,7 @@ class Run(Scalars):
     @property
     def forms_shares(self) -> bool:
         """True if several examples form one share: an owner's, or the views of an example."""
-        return self.privacy.by_patient or self.trainer.augmentations is not None
+        return self.privacy.by_owner or self.trainer.augmentations is not None
 
     @property
     def plugins(self) -> list[tuple[str, str]]:

@@ -61,6 +61,12 @@ def read_words(words: Sequence[str], sweep: bool = False) -> list[Override]:
     return overrides
 
 
+def split_word(word: str) -> tuple[str, str]:
+    """Return key and value of an override. A + or ++ before the key is left out."""
+    key, _, value = word.lstrip("+").partition("=")
+    return key, value
+
+
 def parse_words(words: Sequence[str]) -> list[Override]:
     """Parse overrides without checking them."""
     return [_parse_word(word) for word in words]

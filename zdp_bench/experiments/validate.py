@@ -191,11 +191,11 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
     """
     config, plan, mechanism = setup.config, setup.plan, setup.mechanism
     delta, steps = config.privacy.delta, plan.steps
-    by_patient = config.privacy.by_patient
+    by_owner = config.privacy.by_owner
     # Largest number of records of one patient. A patient is a single record if it is the unit.
-    records_per_patient = 1 if by_patient else min(data.examples_per_patient, data.train)
+    records_per_patient = 1 if by_owner else min(data.examples_per_patient, data.train)
     epsilon_part = None
-    if by_patient:
+    if by_owner:
         epsilon_part = call_cached(example_epsilon, mechanism, steps, delta)
     claim = claim_of(config, plan, setup.algorithm.noise_multiplier, steps)
     return {
@@ -211,7 +211,7 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
         ),
         "epsilon_part": epsilon_part,
         "unit": data.unit,
-        "epsilon_of": data.unit if by_patient else "example",
+        "epsilon_of": data.unit if by_owner else "example",
         "max_epsilon": config.privacy.max_epsilon,
     }
 

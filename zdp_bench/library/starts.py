@@ -21,7 +21,7 @@ from zdp_bench.disk import write_bytes
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Shape, Unfit, parse_as, read_json
 from zdp_bench.library.units import PRIVATE_OWNERS
-from zdp_bench.privacy.composition import Spent, compose_epsilon
+from zdp_bench.privacy.composition import SpentSteps, compose_epsilon
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.records.record import Noise, Steps
 from zdp_bench.training.checkpoint import state_digest
@@ -62,9 +62,9 @@ class Earlier:
     id: str = ""
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> SpentSteps:
         """Noise, sampling and number of steps, for composition."""
-        return Spent(self.z, self.sampling, self.steps)
+        return SpentSteps(self.z, self.sampling, self.steps)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""

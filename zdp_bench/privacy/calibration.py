@@ -10,7 +10,7 @@ from typing import Any
 from zdp_bench.lazy import LazyModule
 from zdp_bench.privacy.accountants import Claim
 from zdp_bench.privacy.accounting import tight_epsilon
-from zdp_bench.privacy.composition import Spent, compose_epsilon
+from zdp_bench.privacy.composition import SpentSteps, compose_epsilon
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.memory import call_cached
 from zdp_bench.registry import lookup, package_of
@@ -76,8 +76,8 @@ def calibrate_mechanism(
 
 def calibrate_beside(
     target: float,
-    earlier: Sequence[Spent],
-    own: Spent,
+    earlier: Sequence[SpentSteps],
+    own: SpentSteps,
     runs: int,
     delta: float,
 ) -> float:
@@ -104,8 +104,8 @@ def calibrate_beside(
 
 def _beside(
     z: float,
-    earlier: Sequence[Spent],
-    own: Spent,
+    earlier: Sequence[SpentSteps],
+    own: SpentSteps,
     runs: int,
     delta: float,
 ) -> float:

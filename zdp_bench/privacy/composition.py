@@ -27,7 +27,7 @@ ROUNDING = 1e-9  # relative; by rounding, z of one noise multiplier depends on t
 
 
 @dataclass(frozen=True)
-class Spent:
+class SpentSteps:
     """Steps of one mechanism that were taken on a data set.
 
     Attributes:
@@ -53,14 +53,14 @@ class Spending:
         dataset: name of its data set.
         provenance: where the data come from, such as "synthetic".
         data: digest of the data set.
-        spent: its steps, for one example or, with `by_unit`, for one unit.
-        examples: largest number of shares of one unit (a patient, a speaker) in a step.
+        spent: its steps, for one example or, with `by_owner`, for one unit.
+        shares_per_owner: largest number of shares of one owner (a patient, a speaker) in a step.
         unit: what owns several examples, such as "patient".
         delta: δ at which the run states its ε.
         secure: whether noise is cryptographic. Otherwise, anyone who knows seed and data can
             compute it.
         finished: whether the run has finished. If not, all its planned steps are counted.
-        by_unit: whether steps draw and clip units, so that `spent` is a unit's.
+        by_owner: whether steps draw and clip units, so that `spent` is a unit's.
         sources: the files from which the data were made; None if they are not known.
         title: what the run's user calls the data set, or "".
     """
@@ -70,13 +70,13 @@ class Spending:
     dataset: str
     provenance: str
     data: str
-    spent: Spent
-    examples: int
+    spent: SpentSteps
+    shares_per_owner: int
     unit: str
     delta: float
     secure: bool
     finished: bool
-    by_unit: bool = False
+    by_owner: bool = False
     sources: frozenset[str] | None = None
     title: str = ""
 
@@ -118,18 +118,18 @@ class Spending:
         return self.spent.z > 0 and self.spent.sampling.scheme != "shuffled"
 
 
-def list_spent(runs: Sequence[Spending], of_unit: bool) -> list[Spent]:
-    """Return what each run spent on one example or, with `of_unit`, on one unit.
+def list_spent_steps(runs: Sequence[Spending], by_owner: bool) -> list[SpentSteps]:
+    """Return what each run spent on one example or, with `by_owner`, on one unit.
 
     Raises:
         ValueError: The runs protect different units, or some protect a unit and others an example.
     """
-    hidden = {run.unit if of_unit or run.by_unit else "example" for run in runs}
+    hidden = {run.unit if by_owner or run.by_owner else "example" for run in runs}
     if len(hidden) > 1:
         raise ValueError(f"runs that protect different units ({', '.join(sorted(hidden))})")
-    if not of_unit:
+    if not by_owner:
         return [run.spent for run in runs]
-    return [replace(run.spent, examples=run.examples) for run in runs]
+    return [replace(run.spent, examples=run.shares_per_owner) for run in runs]
 
 
 class _Kind(NamedTuple):
@@ -148,7 +148,7 @@ class _Kind(NamedTuple):
         return self.z, self.sampling.sample_rate, self.sampling.records, self.examples
 
 
-def compose_epsilon(spendings: Iterable[Spent], delta: float) -> float:
+def compose_epsilon(spendings: Iterable[SpentSteps], delta: float) -> float:
     """Return an upper bound on the ε of everything that was spent on one data set.
 
     Formal guarantees: the bound holds for any adaptive order of the runs. For Poisson and full
@@ -185,7 +185,7 @@ def compose_epsilon(spendings: Iterable[Spent], delta: float) -> float:
     return epsilon_together(parts, delta)
 
 
-def _steps_of_kinds(taken: Sequence[Spent]) -> dict[_Kind, int]:
+def _steps_of_kinds(taken: Sequence[SpentSteps]) -> dict[_Kind, int]:
     """Return, for each kind, the number of steps that may draw a given example."""
     least = _merge_rounding(spent.z for spent in taken)
     steps: dict[_Kind, int] = defaultdict(int)

@@ -161,14 +161,14 @@ class Released:
     nodes: Annotated[tuple[Releases, ...], BeforeValidator(lambda nodes: nodes or ())] = ()
 
     @property
-    def is_of_unit(self) -> bool:
+    def by_owner(self) -> bool:
         """True if steps draw owners instead of examples."""
         return self.epsilon_of != "example"
 
     @property
-    def shares_of_one(self) -> int:
+    def shares_per_owner(self) -> int:
         """The maximum number of shares of one owner in a step."""
-        return 1 if self.is_of_unit else self.examples_per_patient
+        return 1 if self.by_owner else self.examples_per_patient
 
     @property
     def is_secure(self) -> bool:

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon, list_spent
+from zdp_bench.privacy.composition import Spending, SpentSteps, compose_epsilon, list_spent_steps
 from zdp_bench.privacy.memory import call_cached
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import is_deleted
@@ -62,8 +62,8 @@ class Line:
     @staticmethod
     def of(noise: str, runs: Sequence[Spending], delta: float) -> Line:
         """Return the line of some runs, whose noise is of one kind."""
-        records_per_unit = max(run.examples for run in runs)
-        has_units = records_per_unit > 1 or any(run.by_unit for run in runs)
+        records_per_unit = max(run.shares_per_owner for run in runs)
+        has_units = records_per_unit > 1 or any(run.by_owner for run in runs)
         return Line(
             dataset=_list(run.shown for run in runs),
             provenance=_list(run.provenance for run in runs),
@@ -71,8 +71,8 @@ class Line:
             noise=noise,
             runs=len(runs),
             unfinished=sum(not run.finished for run in runs),
-            epsilon=_joint_epsilon(runs, of_unit=False, delta=delta),
-            epsilon_unit=_joint_epsilon(runs, of_unit=True, delta=delta) if has_units else None,
+            epsilon=_joint_epsilon(runs, by_owner=False, delta=delta),
+            epsilon_unit=_joint_epsilon(runs, by_owner=True, delta=delta) if has_units else None,
             unit=_list(run.unit for run in runs) if has_units else None,
             records_per_unit=records_per_unit,
             delta=delta,
@@ -221,17 +221,17 @@ def _list(words: Iterable[str]) -> str:
     return ", ".join(sorted(set(words)))
 
 
-def _joint_epsilon(runs: Sequence[Spending], of_unit: bool, delta: float) -> float | None:
+def _joint_epsilon(runs: Sequence[Spending], by_owner: bool, delta: float) -> float | None:
     """Return the joint ε of one example, or of one unit; None if it is not known."""
     try:
-        spent = list_spent(runs, of_unit)
+        spent = list_spent_steps(runs, by_owner)
     except ValueError:
         return None
     epsilon: float | None = call_cached(compose_if_known, spent, delta)
     return epsilon
 
 
-def compose_if_known(spent: Sequence[Spent], delta: float) -> float | None:
+def compose_if_known(spent: Sequence[SpentSteps], delta: float) -> float | None:
     """Return the joint ε; None if it is not known (see `compose_epsilon`)."""
     try:
         return compose_epsilon(spent, delta)

@@ -415,7 +415,7 @@ def _epsilon_of_one_example(privacy: Privacy) -> str:
 
     Empty if the owner is not the privacy unit, or has one example only.
     """
-    if not privacy.is_of_unit or privacy.examples_per_patient <= 1:
+    if not privacy.by_owner or privacy.examples_per_patient <= 1:
         return ""
     mechanism = Mechanism.of_z(privacy.z, privacy.sampling)
     return show_epsilon(call_cached(example_epsilon, mechanism, privacy.steps, privacy.delta))

@@ -171,7 +171,7 @@ def _rows_of_privacy(privacy: Privacy) -> list[list[str]]:
     if owned > 1:
         of_owner = interval(privacy.epsilon_patient_at_least, privacy.epsilon_patient)
         remark = f"covers its {owned:,} training examples"
-        if privacy.is_of_unit:
+        if privacy.by_owner:
             remark = "its examples are drawn and clipped as one"
         rows.append([f"ε per {unit}", f"{of_owner}  (tight, {remark})"])
         if privacy.epsilon_part is not None:
@@ -189,7 +189,7 @@ def _protected(privacy: Privacy) -> str:
     """Return whose participation the tight ε protects: 'a patient, with all its examples'."""
     protected = name_one(privacy.epsilon_of)
     has_several = privacy.examples_per_patient > 1
-    if privacy.is_of_unit:
+    if privacy.by_owner:
         return f"{protected}, with all its examples" if has_several else protected
     return protected if has_several else f"{protected} (each {privacy.unit} has one)"
 

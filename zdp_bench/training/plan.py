@@ -45,7 +45,7 @@ class Plan:
         """
         trainer = config.trainer
         min_size = trainer.batch_size or 1
-        units = "patients" if config.privacy.by_patient else "examples"
+        units = "patients" if config.privacy.by_owner else "examples"
         too_large = f"the training set has only {size:,} {units}"
         require(min_size <= size, "trainer.batch_size", min_size, too_large)
         rate = trainer.sample_rate or 0.0

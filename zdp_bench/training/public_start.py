@@ -138,7 +138,7 @@ def find_start(config: Run) -> PublicStart | None:
     return PublicStart(config.init_from, record, saved.model, digest, trained_on, sources)
 
 
-def digest_of(config: Run, data_digest: str) -> str:
+def run_digest_of(config: Run, data_digest: str) -> str:
     """Return the digest that identifies a run. It covers experiment, seed, data and start.
 
     It covers the starting weights, because runs from different weights must not share their noise.

@@ -59,7 +59,7 @@ from zdp_bench.training.machine import (
 )
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.progress import Watcher
-from zdp_bench.training.public_start import digest_of
+from zdp_bench.training.public_start import run_digest_of
 from zdp_bench.training.run_folder import Outcome, find_or_run, open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, load_data
 from zdp_bench.training.spending import reserve
@@ -114,7 +114,7 @@ def run_central(
     """Train one model on one training set, as every recipe without `federated.nodes` does."""
     ranks = distributed.join(device.type)
     data = load_data(config)
-    digest = digest_of(config, data.digest)
+    digest = run_digest_of(config, data.digest)
     ranks.require_same(
         {
             "configuration": (experiment_digest(config), config.seed, config.execution),
@@ -650,9 +650,9 @@ def privacy_report(
     """
     config, mechanism = setup.config, setup.mechanism
     releases, delta = ledger.releases, config.privacy.delta
-    by_patient, max_examples = config.privacy.by_patient, config.privacy.max_examples
+    by_owner, max_examples = config.privacy.by_owner, config.privacy.max_examples
     # If steps draw whole patients, a patient is a single share of the sum.
-    shares_per_patient = 1 if by_patient else examples_per_patient
+    shares_per_patient = 1 if by_owner else examples_per_patient
     patient_at_least, patient = patient_interval(mechanism, shares_per_patient, releases, delta)
     randomness = "cryptographic" if config.privacy.secure else "seeded"
     return {
@@ -660,7 +660,7 @@ def privacy_report(
         "claimed_by": config.accountant,
         "epsilon_patient": patient,
         "epsilon_patient_at_least": patient_at_least,
-        **({"epsilon_part": example_epsilon(mechanism, releases, delta)} if by_patient else {}),
+        **({"epsilon_part": example_epsilon(mechanism, releases, delta)} if by_owner else {}),
         "examples_per_patient": min(examples_per_patient, max_examples or examples_per_patient),
         "unit": unit,
         "epsilon_of": epsilon_of(config, unit),
@@ -672,7 +672,7 @@ def privacy_report(
 
 def epsilon_of(config: Run, unit: str) -> str:
     """Return what a run's ε protects: "example", or the unit that owns several examples."""
-    return unit if config.privacy.by_patient else "example"
+    return unit if config.privacy.by_owner else "example"
 
 
 def released_report(

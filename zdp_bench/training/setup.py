@@ -123,7 +123,7 @@ def loss_of(task: Task) -> PerExample:
 
 def count_units(config: Run, data: Splits | DatasetInfo) -> int:
     """Return the number of examples or, if they are the unit, patients that a step draws from."""
-    if config.privacy.by_patient:
+    if config.privacy.by_owner:
         return count_owners(data, UNIT)
     return data.train if isinstance(data, DatasetInfo) else len(data.train)
 
@@ -140,7 +140,7 @@ def assign_subsets(
         data: the data set.
         cycle: number of subsets; see `privacy.sampling.subsets`.
     """
-    if config.privacy.by_patient:
+    if config.privacy.by_owner:
         _, identities = identify_owners(data, UNIT)
     else:
         identities = identify_examples(data.train)
@@ -225,7 +225,7 @@ class ModelSetup:
                 "examples. Set dataset.augment, or remove the key."
             )
         patients = None
-        if config.privacy.by_patient and is_read:
+        if config.privacy.by_owner and is_read:
             patients = Patients.of(owners_of(data, UNIT), config.privacy.max_examples)
         if plan.sampling.cycle > 1 and is_read:
             subset_of = assign_subsets(config, data, plan.sampling.cycle)
@@ -269,7 +269,7 @@ class Setup(ModelSetup):
     def max_share_examples(self) -> int:
         """Largest number of examples in one share, counting each augmented version."""
         privacy = self.config.privacy
-        owned = self.data.examples_per_patient if privacy.by_patient else 1
+        owned = self.data.examples_per_patient if privacy.by_owner else 1
         views = self.config.trainer.augmentations or 1
         return min(owned, privacy.max_examples or owned) * views
 

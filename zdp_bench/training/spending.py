@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Unfit, parse_as, read_json
-from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon, list_spent
+from zdp_bench.privacy.composition import Spending, SpentSteps, compose_epsilon, list_spent_steps
 from zdp_bench.privacy.ledger import drop_copies, find_ledgers, has_steps, is_ledger
 from zdp_bench.privacy.ledger_lines import count_intact_steps, unreadable
 from zdp_bench.privacy.mechanism import Mechanism
@@ -127,7 +127,7 @@ def _plan_of(config: Run, data: Splits, mechanism: Mechanism, steps: int) -> Pla
             delta=config.privacy.delta,
             examples_per_patient=data.examples_per_patient,
             unit=data.unit,
-            epsilon_of=data.unit if config.privacy.by_patient else "example",
+            epsilon_of=data.unit if config.privacy.by_owner else "example",
             randomness="cryptographic" if config.privacy.secure else "seeded",
         ),
         " ".join(sorted(data.sources)),
@@ -148,7 +148,7 @@ def _require_within(config: Run, this_run: Spending) -> None:
         config.results,
     )
     try:
-        spent = list_spent([*sharing_runs, this_run], this_run.by_unit)
+        spent = list_spent_steps([*sharing_runs, this_run], this_run.by_owner)
         epsilon_before = compose_epsilon(spent[:-1], delta)
         epsilon_after = compose_epsilon(spent, delta)
     except ValueError as error:
@@ -275,7 +275,7 @@ def _is_copy(home: Path, same_run_homes: Sequence[Path]) -> bool:
     )
 
 
-def read_recipes_spendings(config: Run, data: Splits) -> list[Spending]:
+def read_spendings_of_recipe(config: Run, data: Splits) -> list[Spending]:
     """Return what the runs of a recipe have spent on `data`, as `zdp-bench budget` counts it."""
     data_set = config.dataset.name, data.digest, data.sources
     return [
@@ -428,18 +428,18 @@ def _spending_of(
         provenance=run.data.provenance,
         data=run.data.digest,
         spent=_worst(released),
-        examples=released.shares_of_one,
+        shares_per_owner=released.shares_per_owner,
         unit=released.unit,
         delta=released.delta,
         secure=released.is_secure,
         finished=False,
-        by_unit=released.is_of_unit,
+        by_owner=released.by_owner,
         sources=sources,
         title=run.data.title or "",
     )
 
 
-def _worst(released: Released) -> Spent:
+def _worst(released: Released) -> SpentSteps:
     """Return a run's steps or, for a federation, an upper bound for every node.
 
     A patient is at one node, which may differ between runs. So the least noise, the highest rate
@@ -451,4 +451,4 @@ def _worst(released: Released) -> Spent:
     sampling = max(samplings, key=lambda sampling: (sampling.sample_rate, -sampling.records))
     min_z = min(node.z for node in nodes)
     max_steps = max(node.steps for node in nodes)
-    return Spent(min_z, sampling, max(max_steps, released.steps))
+    return SpentSteps(min_z, sampling, max(max_steps, released.steps))

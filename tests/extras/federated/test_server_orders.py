@@ -30,7 +30,7 @@ from zdp_bench.extras.federated.node import (
 )
 from zdp_bench.extras.federated.simulation import set_sender
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon
+from zdp_bench.privacy.composition import Spending, SpentSteps, compose_epsilon
 from zdp_bench.privacy.tally import BudgetExceeded
 from zdp_bench.training.deletion import delete, find_homes
 from zdp_bench.training.setup import load_data
@@ -197,7 +197,7 @@ def test_other_names_for_a_run_buy_a_server_no_more_releases(configured: Make) -
         prepare(site.node(0), digit * 64)
         taken.append(take_rounds(site.node(0), 8))
     mechanism = site.node(0).mechanism
-    releases = [Spent(mechanism.z, mechanism.sampling, count) for count in (8, *taken)]
+    releases = [SpentSteps(mechanism.z, mechanism.sampling, count) for count in (8, *taken)]
     assert compose_epsilon(releases, site.config.privacy.delta) <= whole * 1.05
     assert taken[1:] == [0, 0]
     site.close()
@@ -291,7 +291,7 @@ def test_a_site_keeps_its_budget_if_a_run_takes_its_rounds_again(
             change_weights(node)
         taken.append(take_rounds(node, rounds))
         site.close()
-    releases = Spent(node.mechanism.z, node.mechanism.sampling, sum(taken))
+    releases = SpentSteps(node.mechanism.z, node.mechanism.sampling, sum(taken))
     assert compose_epsilon([releases], node.config.privacy.delta) <= budget
     assert sum(taken) == 24
 

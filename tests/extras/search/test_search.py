@@ -284,7 +284,7 @@ def test_a_narrow_terminal_shows_the_score_and_the_searched_values() -> None:
         "trials": [best | {"test": 0.8, "epsilon_tight": 2.0, "noise": []}],
         "best": None,
         "data": {"validation": 100},
-        "privacy": {"delta": 1e-5, "epsilon_all": 2.0, "epsilon_all_unit": None, "runs": 1},
+        "privacy": {"delta": 1e-5, "epsilon_all": None, "epsilon_all_unit": None, "runs": 1},
         "ended_by": "",
     }
     page = sheet(record)
@@ -293,12 +293,61 @@ def test_a_narrow_terminal_shows_the_score_and_the_searched_values() -> None:
     assert caption == "No room for state, test roc auc: use a wider terminal or --format csv."
 
 
+@pytest.mark.parametrize(
+    ("of_run", "of_owner", "epsilon_of", "expected"),
+    [
+        (2.0, None, "example", "2 for an example (δ"),
+        (2.0, 5.0, "example", "2 for an example, 5 for a patient (δ"),
+        (2.0, None, "patient", "2 for a patient (δ"),
+        (None, None, "patient", "unknown: its runs differ in sampling or unit (δ"),
+    ],
+)
+def test_the_epsilon_of_a_search_states_whom_it_protects(
+    of_run: float | None, of_owner: float | None, epsilon_of: str, expected: str
+) -> None:
+    privacy = {"delta": 1e-5, "epsilon_all": of_run, "epsilon_all_unit": of_owner, "runs": 3}
+    privacy |= {"epsilon_of": epsilon_of, "unit": "patient"}
+    record = {"privacy": privacy, "recipe": "r", "data": {"validation": 9}, "best": None}
+    note = module._notes(record | {"ended_by": ""})[0]
+    assert note.startswith(f"ε of the whole search: {expected}")
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_the_commands_that_a_search_prints_read_keys_with_a_plus(plus: str) -> None:
+    fixed = [f"{plus}seed=7", f"{plus}paths.results='/a b'", "trainer.epochs=1"]
+    trial = {"trial": 1, "values": {}, "run": "a" * 64, "score": 0.9, "noise": []}
+    record = {"recipe": "r", "recipe_as_typed": "recipe=r", "metric": "accuracy"}
+    record |= {"best": 1, "trials": [trial], "fixed": ["recipe=r", *fixed]}
+    _, export, repeat = module._commands(record)
+    assert export.endswith("--results '/a b'")
+    words = shlex.split(repeat.partition(": zdp-bench ")[2])
+    assert words == ["run", "-m", "recipe=r", *fixed[1:], "seed=1,2,3"]
+
+
+def test_a_search_that_is_refused_leaves_no_record(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="adds no noise"):
+        carry_out(tmp_path, "optimizer.lr=1,2", "algorithm=sgd", epsilon=1.0)
+    assert not list(tmp_path.rglob("search.json"))
+
+
+def test_why_a_search_ended_is_not_hidden_by_a_record_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        monkeypatch.setattr(module, "describe", Mock(side_effect=UserError("damaged")))
+        raise UserError("why it ended")
+
+    monkeypatch.setattr(module, "_run_trial", fail)
+    with pytest.raises(UserError, match="why it ended"):
+        carry_out(tmp_path, "optimizer.lr=1,2", sampler="grid", trials=2)
+
+
 @pytest.mark.parametrize("seed", [0, 2**32 - 1, 2**32, 2**64 - 1])
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
 def test_every_seed_of_a_recipe_proposes_trials(seed: int, sampler: Any) -> None:
     words = ["recipe=quickstart", "optimizer.lr=0.1,1", f"seed={seed}"]
     options = read_search(words, sampler, trials=2)
-    study = module.create_study(options, configured(options.example()), ACCURACY)
+    study = module.create_study(options, configured(options.possible_overrides()), ACCURACY)
     assert study.ask(options.searched).params["optimizer.lr"] in ("0.1", "1")
 
 
@@ -394,6 +443,8 @@ def test_a_data_set_without_validation_examples_can_be_searched(
         lambda record: record | {"trials": [7]},
         lambda record: record | {"trials": [record["trials"][0] | {"noise": 3}]},
         lambda record: record | {"trials": [record["trials"][0] | {"run": None}]},
+        lambda record: record | {"trials": [record["trials"][0] | {"state": None}]},
+        lambda record: record | {"trials": [record["trials"][0] | {"score": "0.5"}]},
         lambda record: {},
     ],
 )
@@ -401,7 +452,8 @@ def test_a_damaged_record_of_a_search_is_one_sentence(
     tmp_path: Path, change: Callable[[Any], Any]
 ) -> None:
     path = tmp_path / "search.json"
-    trial = {"trial": 1, "values": {}, "noise": [], "run": "a" * 64}
+    trial = {"trial": 1, "values": {}, "noise": [], "run": "a" * 64, "state": "done"}
+    trial |= {"score": 0.5}
     path.write_text(json.dumps({"trials": [trial]}))
     assert module._read_trials(path) == {1: trial}
     path.write_text(json.dumps(change({"trials": [trial]})))

@@ -40,7 +40,7 @@ def test_hydras_grammar_becomes_a_distribution(values: str, expected: BaseDistri
 
 def test_a_trials_words_are_what_a_run_takes() -> None:
     words = ["recipe=quickstart", "+optimizer.momentum=0.5,0.9", f"{KEY}=interval(0,1)"]
-    words = read_search(words, trials=3).words({"+optimizer.momentum": "0.9", KEY: 1e-05})
+    words = read_search(words, trials=3).overrides_of({"+optimizer.momentum": "0.9", KEY: 1e-05})
     assert words == ["recipe=quickstart", "+optimizer.momentum=0.9", "optimizer.lr=1e-05"]
 
 

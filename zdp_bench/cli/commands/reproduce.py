@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.cli.commands.table import write_sheet, write_tables
     from zdp_bench.config.compose import group_options
-    from zdp_bench.config.words import parse_words
+    from zdp_bench.config.words import parse_words, split_word
     from zdp_bench.experiments import reproduce
     from zdp_bench.experiments.claims import build_table, require_unchanged
     from zdp_bench.report import papers
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     if "=" in options.table:
         options.table, options.overrides = "", [options.table, *options.overrides]
     settings = [word for word in options.overrides if word.startswith("hydra.launcher.")]
-    folders = [word for word in options.overrides if word.startswith("paths.results=")]
+    folders = [word for word in options.overrides if split_word(word)[0] == "paths.results"]
     overrides = [word for word in options.overrides if word not in (*settings, *folders)]
     results = RESULTS
     if folders:

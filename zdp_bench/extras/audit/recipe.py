@@ -21,7 +21,7 @@ from scipy.signal import lfilter
 from torch import Tensor
 
 from zdp_bench.algorithms import Algorithm
-from zdp_bench.config.constraints import require_central
+from zdp_bench.config.constraints import require_no_federation
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError, require
 from zdp_bench.extras.audit.release import RELEASE_DELTA, Finding, attack_release, guess
@@ -32,7 +32,7 @@ from zdp_bench.privacy.mechanism import Block, Mechanism
 from zdp_bench.privacy.noise import add_noise, run_key, stream
 from zdp_bench.training.batches import micro_batches
 from zdp_bench.training.machine import foreign_code
-from zdp_bench.training.public_start import digest_of
+from zdp_bench.training.public_start import run_digest_of
 from zdp_bench.training.setup import Setup
 from zdp_bench.training.step import Training, arguments_of, private_step
 from zdp_bench.training.total import Total
@@ -59,7 +59,7 @@ class Subject(Setup):
         Raises:
             UserError: the recipe is federated, draws several views of an example, or has ε = ∞.
         """
-        require_central(config, "audit")
+        require_no_federation(config, "audit")
         if config.trainer.augmentations:
             raise UserError(
                 "zdp-bench audit draws one view of an example, but trainer.augmentations draws "
@@ -72,7 +72,7 @@ class Subject(Setup):
             raise UserError(f"recipe={config.recipe}: its ε is ∞, so an audit cannot refute it.")
         setup.check_model()
         config = setup.config
-        run = f"{digest_of(config, setup.data.digest)}:audit"
+        run = f"{run_digest_of(config, setup.data.digest)}:audit"
         key = run_key(run, setup.mechanism, foreign_code(config.plugins))
         return Subject(**vars(setup), key=key)
 

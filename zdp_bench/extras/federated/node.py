@@ -35,7 +35,7 @@ from zdp_bench.extras.federated.messages import (
 )
 from zdp_bench.extras.federated.runner import steps_of
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.privacy.composition import compose_epsilon, list_spent
+from zdp_bench.privacy.composition import compose_epsilon, list_spent_steps
 from zdp_bench.privacy.noise import run_key, stream_bytes
 from zdp_bench.privacy.sampling import place_each
 from zdp_bench.privacy.tally import BudgetExceeded, Position, Tally
@@ -342,7 +342,7 @@ class Node:
         if not others:
             return self.setup.affordable(max_releases)
         try:
-            all_spent = list_spent([*others, this_run], this_run.by_unit)
+            all_spent = list_spent_steps([*others, this_run], this_run.by_owner)
             spent_before, planned = all_spent[:-1], all_spent[-1]
 
             def epsilon_after(steps: int) -> float:

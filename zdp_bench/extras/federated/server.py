@@ -486,7 +486,7 @@ def account_nodes(
     for number, standing in sorted(roster.standings.items()):
         setup, spent = setups[number], roster.spent(number)
         examples = standing.examples_per_patient
-        counts_patients = setup.config.privacy.by_patient
+        counts_patients = setup.config.privacy.by_owner
         if not counts_patients:
             # `records` then counts examples, and one patient cannot have more than all of them.
             examples = min(examples, standing.records)

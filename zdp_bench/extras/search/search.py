@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,16 +25,17 @@ from optuna.trial import TrialState
 
 from zdp_bench import records
 from zdp_bench.config import compose, configured
-from zdp_bench.config.constraints import require_central
+from zdp_bench.config.constraints import require_no_federation
 from zdp_bench.config.schema import Run
+from zdp_bench.config.words import parse_words, split_word
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.experiments.sweep import Shown, carry_out
-from zdp_bench.extras.search.space import Search, grid_of
+from zdp_bench.extras.search.space import SearchOptions, grid_of
 from zdp_bench.foreign_files import Shape, misfits, read_json
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate_beside, calibrate_mechanism
-from zdp_bench.privacy.composition import Spending, Spent, compose_epsilon, list_spent
+from zdp_bench.privacy.composition import Spending, SpentSteps, compose_epsilon, list_spent_steps
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Document
@@ -42,24 +44,33 @@ from zdp_bench.report.sheet import Sheet
 from zdp_bench.tasks.metric import Metric, metric_of
 from zdp_bench.training import validation
 from zdp_bench.training.evaluation import DIVERGED, evaluate
-from zdp_bench.training.public_start import digest_of
+from zdp_bench.training.public_start import run_digest_of
+from zdp_bench.training.run import epsilon_of
 from zdp_bench.training.setup import ModelSetup, Setup, load_data
-from zdp_bench.training.spending import plan_spending, read_recipes_spendings
+from zdp_bench.training.spending import plan_spending, read_spendings_of_recipe
 
 FOLDER = "searches"  # in the results folder
 MAX_SHOWN = 10  # number of trials in the printed table; CSV and JSON have all of them
-_TRIAL: Shape = {"trial": int, "values": dict, "noise": [str], "run": str}
+_TRIAL: Shape = {
+    "trial": int,
+    "values": dict,
+    "noise": [str],
+    "run": str,
+    "state": str,
+    "score": (float, int, type(None)),
+}
 # Factor on a trial's `max_epsilon`, because another machine's FFT may round ε up.
 SLACK = 1 + 1e-9
 
 
-def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
+def search(options: SearchOptions, show: Shown = "progress") -> tuple[Document, Path]:
     """Run a search, or continue it.
 
     Formal guarantees: every trial is a run with a ledger and counts in full, even if it failed or
     was stopped. `epsilon_all` is the tight ε of all runs of the recipe on this data set, in any
-    adaptive order, and `epsilon_all_unit` is that of an owner of several examples. With
-    `options.epsilon`, no trial starts with which the total ε would exceed it.
+    adaptive order. It protects `epsilon_of`: an example or, with `privacy.unit=patient`, an owner.
+    If it protects an example, `epsilon_all_unit` is that of an owner of several examples. With
+    `options.epsilon`, a trial that would bring the total ε above it does not start.
 
     Args:
         options: the search, as `read_search` returns it.
@@ -72,73 +83,120 @@ def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
         UserError: the search cannot be run, or its ε does not allow a first trial.
     """
     print_line = print if show != "nothing" else (lambda line: None)
-    config = configured(options.example())
-    require_central(config, "search")
+    config = configured(options.possible_overrides())
+    require_no_federation(config, "search")
     data = load_data(config)
     if data.validation is None:
-        word = f"{validation.KEY}={validation.DEFAULT:g}"
-        options = hold_out(options, word)
-        config = configured(options.example())
+        override = f"{validation.KEY}={validation.DEFAULT:g}"
+        options = hold_out(options, override)
+        config = configured(options.possible_overrides())
         data = load_data(config)
         print_line(
-            f"{word}: these owners are held out of training, and the best trial is chosen on them; "
-            "no ε protects them"
+            f"{override}: these owners are held out of training, and the best trial is chosen on "
+            "them; no ε protects them"
         )
     metric = find_metric(options, config, data)
     folder = config.results / FOLDER / f"{config.recipe}-{options.name}"
-    study = create_study(options, config, metric)
-    saved_trials = _read_trials(folder / "search.json")
-    earlier_runs = find_earlier_runs(options, config, data, saved_trials)
-    trials = list[Document]()
-    ended_by = ""
+    path = folder / "search.json"
+    journal = Journal(path, options, config, data, metric, _read_trials(path))
+    try:
+        _run_trials(journal, show, print_line)
+    except BaseException:  # record the total ε, however the search ended
+        with suppress(UserError):  # which would hide why it ended
+            journal.write_trials()
+        raise
+    return journal.write(), folder
 
-    def write_record() -> Document:
-        # Saved trials stay listed until their turn comes again. Otherwise, a kill before then would
-        # make them runs that belong to no search.
-        remaining = [
-            trial
-            for number, trial in sorted(saved_trials.items())
-            if len(trials) < number <= options.trials
-        ]
-        record = describe(options, config, data, metric, [*trials, *remaining])
-        record["ended_by"] = ended_by
-        records.write(folder / "search.json", record)
+
+@dataclass
+class Journal:
+    """The record of a search, which lists each trial before it starts.
+
+    Attributes:
+        path: file of the record.
+        options: the search.
+        config: a configuration of the recipe.
+        data: the data set.
+        metric: the metric by which the best trial is chosen.
+        saved_trials: the trials in the record that an earlier process wrote, by number.
+        trials: the trials that this process has come to, in order.
+        ended_by: why no further trial starts; "" as long as one may.
+    """
+
+    path: Path
+    options: SearchOptions
+    config: Run
+    data: Splits
+    metric: Metric
+    saved_trials: Mapping[int, Document]
+    trials: list[Document] = field(default_factory=list)
+    ended_by: str = ""
+
+    def list_trials(self) -> list[Document]:
+        """Return the trials so far, and the saved ones that this process has not come to yet.
+
+        They stay listed, so that their runs belong to the search even if it is killed before.
+        """
+        saved_numbers = range(len(self.trials) + 1, self.options.trials + 1)
+        not_reached = [self.saved_trials[n] for n in saved_numbers if n in self.saved_trials]
+        return [*self.trials, *not_reached]
+
+    def write(self) -> Document:
+        """Write the record, with the total ε so far, and return it."""
+        trials = self.list_trials()
+        record = describe(self.options, self.config, self.data, self.metric, trials)
+        record["ended_by"] = self.ended_by
+        records.write(self.path, record)
         return record
 
-    try:
-        for number in range(1, options.trials + 1):
-            proposal = study.ask(options.searched)
-            words = options.words(proposal.params)
-            saved_trial = saved_trials.get(number, {})
-            if saved_trial.get("values") == proposal.params:
-                # A saved trial keeps its noise, even if other runs have spent more since.
-                noise = saved_trial["noise"]
-            else:
-                noise = calibrate_noise(options, words, data, earlier_runs)
-                is_first_new_trial = number == len(saved_trials) + 1
-                if earlier_runs and is_first_new_trial:
-                    print_line(_describe_earlier_runs(options, config, earlier_runs))
-            words_with_noise = [*words, *noise]
-            trial_config = configured(words_with_noise)
-            run_digest = digest_of(trial_config, data.digest)
-            ended_by = explain_excess(options, trial_config, data, run_digest, number)
-            if ended_by and not trials:
-                raise UserError(ended_by)
-            if ended_by:
-                print_line(ended_by)
-                break
-            trial = {"trial": number, "values": proposal.params, "noise": noise, "run": run_digest}
-            trials.append(trial | {"state": "open", "score": None})
-            write_record()
-            trials[-1] |= _run_trial(words_with_noise, number, metric.name, show)
-            score = trials[-1]["score"]
-            print_line(_describe_trial(trials[-1], options.trials, metric.name))
-            if warning := trials[-1].get("warning"):
-                print_line(f"trial {number}: {warning}")
-            study.tell(proposal, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
-    finally:  # record the total ε, however the search ended
-        record = write_record()
-    return record, folder
+    def write_trials(self) -> None:
+        """Write the record if there is a trial: a search that was refused leaves none."""
+        if self.list_trials():
+            self.write()
+
+
+def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]) -> None:
+    """Run the trials of a search, each with the noise that keeps the search within its ε.
+
+    Raises:
+        UserError: a trial cannot be run, or the search's ε does not allow a first one.
+    """
+    options, config, data = journal.options, journal.config, journal.data
+    metric = journal.metric.name
+    study = create_study(options, config, journal.metric)
+    earlier_runs = find_earlier_runs(options, config, data, journal.saved_trials)
+    has_described_earlier_runs = False
+    for number in range(1, options.trials + 1):
+        proposal = study.ask(options.searched)
+        overrides = options.overrides_of(proposal.params)
+        saved_trial = journal.saved_trials.get(number, {})
+        if saved_trial.get("values") == proposal.params:
+            # A saved trial keeps its noise, even if other runs have spent more since.
+            noise = saved_trial["noise"]
+        else:  # a new trial, or one that another version of Optuna proposes otherwise
+            noise = calibrate_noise(options, overrides, data, earlier_runs)
+            if earlier_runs and not has_described_earlier_runs:
+                print_line(_describe_earlier_runs(options, config, earlier_runs))
+                has_described_earlier_runs = True
+        overrides = [*overrides, *noise]
+        trial_config = configured(overrides)
+        run_digest = run_digest_of(trial_config, data.digest)
+        if reason := explain_excess(options, trial_config, data, run_digest, number):
+            journal.ended_by = reason
+            if not journal.trials:
+                raise UserError(reason)
+            print_line(reason)
+            return
+        trial: Document = {"trial": number, "values": proposal.params, "noise": noise}
+        trial |= {"run": run_digest, "state": "open", "score": None}
+        journal.trials.append(trial)
+        journal.write()
+        trial |= _run_trial(overrides, number, metric, show)
+        print_line(_describe_trial(trial, options.trials, metric))
+        if "warning" in trial:
+            print_line(f"trial {number}: {trial['warning']}")
+        score = trial["score"]
+        study.tell(proposal, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
 
 
 def _read_trials(path: Path) -> dict[int, Document]:
@@ -161,7 +219,7 @@ def _read_trials(path: Path) -> dict[int, Document]:
 
 
 def find_earlier_runs(
-    options: Search, config: Run, data: Splits, saved_trials: Mapping[int, Document]
+    options: SearchOptions, config: Run, data: Splits, saved_trials: Mapping[int, Document]
 ) -> list[Spending]:
     """Return the spendings of the recipe's runs on this data set that are not trials of the search.
 
@@ -179,12 +237,15 @@ def find_earlier_runs(
         records.folder(config.results, config.recipe, trial["run"])
         for trial in saved_trials.values()
     }
-    spendings = read_recipes_spendings(config, data)
+    spendings = read_spendings_of_recipe(config, data)
     return [spending for spending in spendings if spending.home not in trial_homes]
 
 
-def _require_budget_left(options: Search, config: Run, earlier_runs: Sequence[Spending]) -> None:
+def _require_budget_left(
+    options: SearchOptions, config: Run, earlier_runs: Sequence[Spending]
+) -> None:
     """Reject a search if the ε of earlier runs is unknown, or leaves nothing for the search."""
+    assert options.epsilon is not None
     option = f"--epsilon {options.epsilon:g}"
     runs = _name_runs(config, earlier_runs)
     try:
@@ -194,7 +255,7 @@ def _require_budget_left(options: Search, config: Run, earlier_runs: Sequence[Sp
             f"{option}: the ε of {runs} is unknown: {error}. Choose another paths.results for this "
             "search, and add its ε to theirs."
         ) from None
-    if options.epsilon is not None and epsilon >= options.epsilon:
+    if epsilon >= options.epsilon:
         raise UserError(
             f"{option}: the tight ε of {runs} is {show_epsilon(epsilon)} already, so nothing is "
             "left for a search. Give a larger --epsilon, which includes theirs."
@@ -207,7 +268,7 @@ def _compose(config: Run, runs: Sequence[Spending]) -> float:
     Raises:
         ValueError: the runs protect different units, so that they have no common ε.
     """
-    return compose_epsilon(list_spent(runs, config.privacy.by_patient), config.privacy.delta)
+    return compose_epsilon(list_spent_steps(runs, config.privacy.by_owner), config.privacy.delta)
 
 
 def _name_runs(config: Run, runs: Sequence[Spending]) -> str:
@@ -215,7 +276,9 @@ def _name_runs(config: Run, runs: Sequence[Spending]) -> str:
     return f"the {len(runs)} {noun} of {config.recipe} on these data in {config.results}"
 
 
-def _describe_earlier_runs(options: Search, config: Run, earlier_runs: Sequence[Spending]) -> str:
+def _describe_earlier_runs(
+    options: SearchOptions, config: Run, earlier_runs: Sequence[Spending]
+) -> str:
     epsilon = show_epsilon(_compose(config, earlier_runs))
     return (
         f"--epsilon {options.epsilon:g}: the tight ε of {_name_runs(config, earlier_runs)} is "
@@ -225,7 +288,7 @@ def _describe_earlier_runs(options: Search, config: Run, earlier_runs: Sequence[
 
 
 def create_study(
-    options: Search,
+    options: SearchOptions,
     config: Run,
     metric: Metric,
 ) -> optuna.Study:
@@ -257,23 +320,24 @@ def _describe_trial(
     return f"trial {trial['trial']} of {num_trials}: {values}: {result}"
 
 
-def hold_out(options: Search, word: str) -> Search:
+def hold_out(options: SearchOptions, override: str) -> SearchOptions:
     """Return a search with the override that holds out validation examples.
 
     Raises:
         UserError: the search sets this key already.
     """
     for fixed in options.fixed:
-        if fixed.lstrip("+").startswith(f"{validation.KEY}="):
+        key, _ = split_word(fixed)
+        if key == validation.KEY:
             raise UserError(
                 f"{fixed}: a search chooses the best trial on validation examples, so the share "
                 "must be above 0; or remove the key."
             )
-    return replace(options, fixed=(*options.fixed, word))
+    return replace(options, fixed=(*options.fixed, override))
 
 
 def find_metric(
-    options: Search,
+    options: SearchOptions,
     config: Run,
     data: Splits,
 ) -> Metric:
@@ -298,17 +362,21 @@ def direction(metric: Metric) -> Literal["minimize", "maximize"]:
 
 
 def _run_trial(
-    words: list[str],
+    overrides: list[str],
     number: int,
     metric: str,
     show: Shown,
 ) -> Document:
-    """Run a trial, and return its state, score, test metric, ε and, if there is one, warning."""
+    """Run a trial, and return the outcome that the record states.
+
+    It is state, score, test metric, ε and, if there is one, warning. If the run diverged, it is
+    state and score alone.
+    """
     try:
-        record = carry_out(compose(words), words, show=show).record
+        record = carry_out(compose(overrides), overrides, show=show).record
     except UserError as error:
         if str(error).startswith(DIVERGED):
-            return {"state": "failed"}
+            return {"state": "failed", "score": None}
         raise UserError(f"trial {number}: {error}") from None
     score = record.validation.get(metric, math.nan)
     return {
@@ -320,17 +388,17 @@ def _run_trial(
     }
 
 
-def plan_spent(config: Run, data: Splits) -> Spent:
-    """Return what a run that takes all its steps will spend on one example."""
+def plan_steps(config: Run, data: Splits) -> SpentSteps:
+    """Return the steps that a whole run may take with one example or, by owner, with one owner."""
     setup = Setup.of(config, data, torch.device("cpu"))
     sampling = setup.plan.sampling
     steps = sampling.steps_of_one(setup.plan.steps)
-    return Spent(setup.mechanism.z, sampling.of_one, steps)
+    return SpentSteps(setup.mechanism.z, sampling.of_one, steps)
 
 
 def calibrate_noise(
-    options: Search,
-    words: Sequence[str],
+    options: SearchOptions,
+    overrides: Sequence[str],
     data: Splits,
     earlier_runs: Sequence[Spending],
 ) -> list[str]:
@@ -342,7 +410,7 @@ def calibrate_noise(
 
     Args:
         options: the search.
-        words: the overrides of the trial.
+        overrides: the overrides of the trial.
         data: the data set.
         earlier_runs: runs that are not trials of this search; see `find_earlier_runs`.
 
@@ -352,8 +420,8 @@ def calibrate_noise(
     if options.epsilon is None:
         return []
     no_target = ["privacy.target_epsilon=null", "privacy.claimed_epsilon=null"]
-    words = [*words, *no_target, "privacy.max_epsilon=null"]
-    config = configured(words)
+    without_epsilon = [*overrides, *no_target, "privacy.max_epsilon=null"]
+    config = configured(without_epsilon)
     if "noise_multiplier" not in config.algorithm.options:
         raise UserError(
             f"--epsilon with algorithm={config.algorithm.name}: this algorithm adds no noise, so "
@@ -363,25 +431,28 @@ def calibrate_noise(
     if earlier_runs:
         _require_budget_left(options, config, earlier_runs)
     # The number of steps and the sampling do not depend on the noise multiplier.
-    trial_at_1 = plan_spent(configured([*words, "algorithm.noise_multiplier=1.0"]), data)
+    at_multiplier_1 = configured([*without_epsilon, "algorithm.noise_multiplier=1.0"])
+    trial = plan_steps(at_multiplier_1, data)
     try:
         if earlier_runs:
-            spent = list_spent(earlier_runs, config.privacy.by_patient)
-            multiplier = calibrate_beside(options.epsilon, spent, trial_at_1, options.trials, delta)
+            earlier_steps = list_spent_steps(earlier_runs, config.privacy.by_owner)
+            multiplier = calibrate_beside(
+                options.epsilon, earlier_steps, trial, options.trials, delta
+            )
         else:
-            mechanism = Mechanism.of_z(trial_at_1.z, trial_at_1.sampling)
-            steps = trial_at_1.steps * options.trials
-            multiplier = calibrate_mechanism(options.epsilon, mechanism, steps, delta)
+            mechanism = Mechanism.of_z(trial.z, trial.sampling)
+            num_steps = trial.steps * options.trials
+            multiplier = calibrate_mechanism(options.epsilon, mechanism, num_steps, delta)
     except ValueError as error:
         raise UserError(f"--epsilon {options.epsilon:g}: {error}.") from None
     noise = f"algorithm.noise_multiplier={multiplier!r}"
-    trial = plan_spent(configured([*words, noise]), data)
+    trial = plan_steps(configured([*without_epsilon, noise]), data)
     trial_epsilon = tight_epsilon(Mechanism.of_z(trial.z, trial.sampling), trial.steps, delta)
     return [*no_target, noise, f"privacy.max_epsilon={trial_epsilon * SLACK!r}"]
 
 
 def explain_excess(
-    options: Search,
+    options: SearchOptions,
     config: Run,
     data: Splits,
     run_digest: str,
@@ -401,12 +472,12 @@ def explain_excess(
         return ""
     setup = Setup.of(config, data, torch.device("cpu"))
     trial = plan_spending(config, data, setup.mechanism, setup.plan.steps, home)
-    spendings = read_recipes_spendings(config, data)
+    spendings = read_spendings_of_recipe(config, data)
     other_runs = [spending for spending in spendings if spending.home != home]
     delta = config.privacy.delta
     runs = _name_runs(config, other_runs)
     try:
-        spent = list_spent([*other_runs, trial], trial.by_unit)
+        spent = list_spent_steps([*other_runs, trial], trial.by_owner)
         epsilon_before = compose_epsilon(spent[:-1], delta)
         epsilon_after = compose_epsilon(spent, delta)
     except ValueError as error:
@@ -424,26 +495,23 @@ def explain_excess(
 
 
 def describe(
-    options: Search,
+    options: SearchOptions,
     config: Run,
     data: Splits,
     metric: Metric,
     trials: list[Document],
 ) -> Document:
-    """Return a search's record: its options, all trials, the best trial and the total ε."""
-    spendings = read_recipes_spendings(config, data)
-    has_owners = any(spending.examples > 1 for spending in spendings)
+    """Return a search's record: its options, all trials, the best trial and the total ε.
+
+    The total ε is composed anew, from all runs in the results folder.
+    """
+    spendings = read_spendings_of_recipe(config, data)
     delta = config.privacy.delta
-    epsilon_of_unit = None
-    if has_owners:
-        epsilon_of_unit = _find_epsilon(spendings, delta, per_unit=True)
-    best = None  # the first one, if several trials have the best score
-    for trial in trials:
-        if trial["score"] is None:
-            continue
-        if best is None or metric.gain(trial["score"], best["score"]) > 0:
-            best = trial
+    epsilon_of_owner = None
+    if any(spending.shares_per_owner > 1 for spending in spendings):
+        epsilon_of_owner = _find_epsilon(spendings, delta, by_owner=True)
     finished = [trial for trial in trials if trial["state"] != "open"]
+    best = _find_best(trials, metric)
     return {
         "recipe": config.recipe,
         "fixed": list(options.fixed),
@@ -460,26 +528,41 @@ def describe(
             "validation": len(data.validation or ()),
         },
         "trials": trials,
-        "best": best and best["trial"],
+        "best": None if best is None else best["trial"],
         "privacy": {
             "delta": delta,
             "epsilon_asked": options.epsilon,
             "runs": len(spendings),
-            "epsilon_all": _find_epsilon(spendings, delta, per_unit=False),
-            "epsilon_all_unit": epsilon_of_unit,
+            "epsilon_of": epsilon_of(config, data.unit),
+            "epsilon_all": _find_epsilon(spendings, delta, by_owner=False),
+            "epsilon_all_unit": epsilon_of_owner,
             "unit": data.unit,
         },
     }
 
 
+def _find_best(trials: Sequence[Document], metric: Metric) -> Document | None:
+    """Return the trial with the best score, the first if there are several; None without scores."""
+    best = None
+    for trial in trials:
+        if trial["score"] is None:
+            continue
+        if best is None or metric.gain(trial["score"], best["score"]) > 0:
+            best = trial
+    return best
+
+
 def _find_epsilon(
     spendings: list[Spending],
     delta: float,
-    per_unit: bool,
+    by_owner: bool,
 ) -> float | None:
-    """Return the total tight ε for one example, or for one unit; None if it is unknown."""
+    """Return the total tight ε, as the runs state it or, with `by_owner`, of an owner.
+
+    None if it is unknown.
+    """
     try:
-        return compose_epsilon(list_spent(spendings, per_unit), delta)
+        return compose_epsilon(list_spent_steps(spendings, by_owner), delta)
     except ValueError:
         return None
 
@@ -536,15 +619,15 @@ def _heading(key: str) -> str:
 def _notes(record: Document) -> list[str]:
     """Return sentences on the total ε, the validation examples and the best trial."""
     privacy = record["privacy"]
-    total = show_epsilon(privacy["epsilon_all"]) or "unknown: its runs differ in sampling or unit"
-    unit_total = ""
+    total = "unknown: its runs differ in sampling or unit"
+    if privacy["epsilon_all"] is not None:
+        total = f"{show_epsilon(privacy['epsilon_all'])} for {name_one(privacy['epsilon_of'])}"
     if privacy["epsilon_all_unit"] is not None:
-        unit = name_one(privacy["unit"])
-        unit_total = f", of {unit} {show_epsilon(privacy['epsilon_all_unit'])}"
+        total += f", {show_epsilon(privacy['epsilon_all_unit'])} for {name_one(privacy['unit'])}"
     notes = [record["ended_by"]] if record["ended_by"] else []
     return [
         *notes,
-        f"ε of the whole search: {total}{unit_total} (δ {privacy['delta']:g}; tight, composed over "
+        f"ε of the whole search: {total} (δ {privacy['delta']:g}; tight, composed over "
         f"the {privacy['runs']} runs of {record['recipe']} on these data in the results folder). "
         "It covers every choice made by looking at the training examples. The ε of one trial "
         "covers less.",
@@ -561,11 +644,13 @@ def _commands(record: Document) -> list[str]:
     name = f"{record['recipe']}/{best['run'][:8]}"
     metric = record["metric"].replace("_", " ")
     export = ["zdp-bench", "export", name, "--to", f"{record['recipe']}_best"]
-    for word in record["fixed"]:
-        if word.startswith("paths.results="):
-            export += ["--results", word.partition("=")[2]]
-    fixed = [word for word in record["fixed"] if not word.startswith(("seed=", "recipe="))]
-    fixed.insert(0, record["recipe_as_typed"])
+    fixed = [record["recipe_as_typed"]]
+    for override in record["fixed"]:
+        key, _ = split_word(override)
+        if key == "paths.results":
+            export += ["--results", str(parse_words([override])[0].value())]
+        if key not in ("seed", "recipe"):
+            fixed.append(override)
     values = [f"{key}={value}" for key, value in best["values"].items()]
     repeat = ["zdp-bench", "run", "-m", *fixed, *values, *best["noise"], "seed=1,2,3"]
     return [

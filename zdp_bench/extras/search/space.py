@@ -23,7 +23,7 @@ from pydantic import FiniteFloat
 
 from zdp_bench.config.digests import enters_digest
 from zdp_bench.config.types import check_value
-from zdp_bench.config.words import parse_words, read_words
+from zdp_bench.config.words import parse_words, read_words, split_word
 from zdp_bench.errors import UserError
 
 MAX_TRIALS = 100_000  # each is a run with a folder of its own
@@ -41,7 +41,7 @@ SHARED = {
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchOptions:
     """The options of a search.
 
     Attributes:
@@ -76,17 +76,17 @@ class Search:
         text = json.dumps(identity, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    def words(self, values: dict[str, Any]) -> list[str]:
+    def overrides_of(self, values: dict[str, Any]) -> list[str]:
         """Return the overrides of a trial with these values of the searched keys."""
-        words = list(self.fixed)
+        overrides = list(self.fixed)
         for key, value in values.items():
             text = value if isinstance(value, str) else repr(value)
-            words.append(f"{key}={text}")
-        return words
+            overrides.append(f"{key}={text}")
+        return overrides
 
-    def example(self) -> list[str]:
+    def possible_overrides(self) -> list[str]:
         """Return the overrides of a possible trial, with which the configuration is checked."""
-        return self.words({key: _example_of(values) for key, values in self.searched.items()})
+        return self.overrides_of({key: _first_of(values) for key, values in self.searched.items()})
 
 
 def read_search(
@@ -95,7 +95,7 @@ def read_search(
     trials: int | None = None,
     epsilon: float | None = None,
     metric: str | None = None,
-) -> Search:
+) -> SearchOptions:
     """Return the search that command-line words and options describe.
 
     Args:
@@ -104,8 +104,8 @@ def read_search(
             `trials` is not given, otherwise 'tpe'.
         trials: the number of trials. A grid has at most one for each combination. Default: the
             size of the grid.
-        epsilon: the ε of the whole search; see `Search`.
-        metric: the metric by which the best trial is chosen; see `Search`.
+        epsilon: the ε of the whole search; see `SearchOptions`.
+        metric: the metric by which the best trial is chosen; see `SearchOptions`.
 
     Raises:
         UserError: no key has several values, a key cannot be searched, the noise is set twice, or
@@ -127,7 +127,7 @@ def read_search(
     fixed = tuple(str(word.input_line) for word in parsed if not word.is_sweep_override())
     keys_of_noise = (*EPSILONS, "algorithm.noise_multiplier", "privacy.max_epsilon")
     for word in (*fixed, *searched):
-        key = word.partition("=")[0].lstrip("+")
+        key, _ = split_word(word)
         if epsilon is not None and key in keys_of_noise:
             raise UserError(
                 f"{key} with --epsilon: the search chooses each trial's noise so that all "
@@ -142,7 +142,7 @@ def read_search(
     if trials is None:
         raise UserError(f"--trials N is missing: the number of runs for --sampler {sampler}.")
     recipe = next((word for word in overrides if word.startswith("recipe=")), "")
-    return Search(fixed, searched, sampler, trials, epsilon, metric, recipe)
+    return SearchOptions(fixed, searched, sampler, trials, epsilon, metric, recipe)
 
 
 def grid_of(searched: dict[str, BaseDistribution]) -> list[dict[str, Any]]:
@@ -211,6 +211,6 @@ def _distribution_of(override: Override) -> BaseDistribution:
     return CategoricalDistribution(words)
 
 
-def _example_of(values: BaseDistribution) -> Any:
+def _first_of(values: BaseDistribution) -> Any:
     """Return the first value of a list, or the lower end of an interval."""
     return values.choices[0] if hasattr(values, "choices") else values.low  # type: ignore[attr-defined]

@@ -205,7 +205,7 @@ def _drop_removed(options: dict[str, Any], allowed: Collection[str]) -> dict[str
 def info_of(record: Document) -> DatasetInfo:
     """Return the counts and shapes of a record's data, without reading the data."""
     data, privacy = record["data"], record["privacy"]
-    example, is_of_unit = data["example"], privacy["epsilon_of"] != "example"
+    example, by_owner = data["example"], privacy["epsilon_of"] != "example"
     return DatasetInfo(
         train=data["train"],
         test=data["test"],
@@ -217,7 +217,7 @@ def info_of(record: Document) -> DatasetInfo:
         target_dtype=files.dtype_of(example["target_dtype"]) or torch.int64,
         examples_per_patient=privacy["examples_per_patient"],
         unit=privacy["unit"],
-        owners=privacy["sampling"]["records"] if is_of_unit else None,
+        owners=privacy["sampling"]["records"] if by_owner else None,
     )
 
 

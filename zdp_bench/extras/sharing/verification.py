@@ -280,7 +280,7 @@ def _check_federation(record: Document, setup: ModelSetup) -> Iterator[Check]:
         yield Check("privacy", "not checked", "it depends on the nodes")
         return
     sizes = [node["sampling"]["records"] for node in nodes]
-    if config.federated.patients == "split" and not config.privacy.by_patient:
+    if config.federated.patients == "split" and not config.privacy.by_owner:
         yield _compare("records of the nodes", record["data"]["train"], sum(sizes))
     federation = find_module("runner", "federated")
     rounds = federation.rounds_of(config, sizes).steps
