@@ -154,6 +154,20 @@ def test_parts_are_apart_and_owners_named_or_refused(
             assert replace(of, **{seed: 1}).load(root).digest != splits.digest
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_hidden_files_of_macos_are_no_examples(
+    case: str, files_of: tuple[Path, Dataset], tmp_path: Path
+) -> None:
+    root, of = files_of
+    whole = of.load(root)
+    for path in [path for path in root.rglob("*") if path.is_file()]:
+        path.with_name(f"._{path.name}").write_bytes(b"\0\5\x16\7Mac OS X")
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    again = of.load(root)
+    assert (again.digest, again.provenance) == (whole.digest, whole.provenance)
+    assert content(again) == content(whole)
+
+
 def _each(part: Source) -> Iterator[bytes]:
     """Yield a name of each example: its numbers, as they are before anything is drawn."""
     uniforms = torch.zeros(len(part), N_UNIFORMS) if part.is_stochastic else None

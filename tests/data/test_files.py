@@ -63,6 +63,17 @@ def test_what_is_not_there_is_missing_and_says_where_it_comes_from(
             assert "above" not in said
 
 
+@pytest.mark.parametrize("of", [of for of in OWN if of.holds], ids=lambda of: of.name)
+def test_hidden_files_of_macos_are_no_data_set(tmp_path: Path, of: Card) -> None:
+    pattern = Path(of.holds.replace("**", "a").replace("*", "a"))
+    hidden = tmp_path / pattern.with_name(f"._{pattern.name}")
+    hidden.parent.mkdir(parents=True)
+    hidden.write_bytes(b"\0\5\x16\7Mac OS X")
+    assert not files.has_files(tmp_path, of)
+    hidden.rename(tmp_path / pattern)
+    assert files.has_files(tmp_path, of)
+
+
 @pytest.mark.parametrize("of", [of for of in OWN if not of.files], ids=lambda of: of.name)
 def test_a_set_that_is_there_is_counted_and_one_that_needs_no_files_says_so(
     of: Card, root: Path, capsys: pytest.CaptureFixture[str]

@@ -33,6 +33,7 @@ from zdp_bench.data import Dataset, DatasetInfo, Examples, Fraction, Splits
 from zdp_bench.data.files import (
     BadExamples,
     absent,
+    find_visible,
     note_skipped,
     read_each,
     require_inside,
@@ -132,9 +133,9 @@ def find_recordings(folder: Path) -> list[Path]:
         UserError: There is no recording, a name occurs twice, or a link leads out of the folder.
     """
     home = folder / "cinc2020_wfdb"
-    headers = sorted(home.rglob("*.hea"))
+    headers = find_visible(home, "**/*.hea")
     stems_with_header = {path.stem for path in headers}
-    signals = sorted(home.rglob("*.mat"))
+    signals = find_visible(home, "**/*.mat")
     paths = headers + [path for path in signals if path.stem not in stems_with_header]
     if not paths:
         raise absent(home / "*.hea", "cpsc2018")
@@ -240,7 +241,7 @@ class Cpsc2018(Dataset):
     def released(self, root: Path) -> DatasetInfo | None:
         """Return the counts of the release if its files are missing; see `Dataset.released`."""
         folder = root / FOLDER
-        if next(folder.glob("cinc2020_wfdb/**/*.*"), None) is not None:
+        if find_visible(folder, "cinc2020_wfdb/**/*.*"):
             return None
         counts = RELEASED_COUNTS
         targets = [0] * counts[self.negative] + [1] * counts[self.positive]

@@ -191,7 +191,7 @@ def has_files(root: Path, data_card: Card) -> bool:
     """Return True if every listed file exists or, without a list, a file matches `holds`."""
     if missing(root, data_card):
         return False
-    return not data_card.holds or any(True for _ in root.glob(data_card.holds))
+    return not data_card.holds or bool(find_visible(root, data_card.holds))
 
 
 def tell_source(data_card: Card) -> str:
@@ -236,6 +236,21 @@ def require_inside(path: Path, folder: Path) -> Path:
         what = "is a link that leads" if path.is_symlink() else "leads"
         raise UserError(f"{path}: {what} out of {folder}; put the file itself there.")
     return real
+
+
+def find_visible(folder: Path, pattern: str) -> list[Path]:
+    """Return the paths below a folder that match a pattern, sorted, without hidden ones.
+
+    Args:
+        folder: path of the folder.
+        pattern: pattern of `Path.glob`, such as "**/*.hea".
+    """
+    paths = []
+    for path in sorted(folder.glob(pattern)):
+        parts = path.relative_to(folder).parts
+        if not any(part.startswith(".") for part in parts):
+            paths.append(path)
+    return paths
 
 
 def visible_files(folder: Path) -> list[Path]:

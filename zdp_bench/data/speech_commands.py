@@ -33,6 +33,7 @@ from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import (
     absent,
     digest,
+    find_visible,
     holds_any,
     list_files,
     require_distinct,
@@ -147,7 +148,7 @@ class SpeechCommands(Dataset):
         inputs = self.prepare(self.transform(paths, files)).unsqueeze(1)
         test = torch.from_numpy(self.hold_out(speakers))
         train = ~test
-        is_whole = sum(1 for _ in (root / FOLDER).glob("*/*_nohash_*.wav")) == RELEASED
+        is_whole = len(find_visible(root / FOLDER, "*/*_nohash_*.wav")) == RELEASED
         return Splits(
             Examples(inputs[train], labels[train], owners[train]),
             Examples(inputs[test], labels[test], owners[test]),
