@@ -297,7 +297,9 @@ def map_to_contrasts(volume: np.ndarray, random: np.random.Generator) -> np.ndar
     low, high = np.percentile(volume, (1, 99))
     value_range = max(high - low, np.finfo(np.float32).tiny)
     tissue = ((volume - low) / value_range).clip(0, 1)
-    border = np.sqrt(sum(slope**2 for slope in np.gradient(tissue)))
+    # Along an axis of one voxel, a gradient is not defined.
+    axes = [axis for axis, side in enumerate(tissue.shape) if side > 1]
+    border = np.sqrt(sum(np.gradient(tissue, axis=axis) ** 2 for axis in axes))
     gammas = 1 + random.uniform(-GAMMA_SPREAD, GAMMA_SPREAD, len(SEQUENCES))
     gamma_flair, gamma_t1w, gamma_t1gd, gamma_t2w = gammas
     grey_matter = random.uniform(0.4, 0.5)
