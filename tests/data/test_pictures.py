@@ -55,6 +55,35 @@ def test_sixteen_bits_need_to_say_how_many_are_used(tmp_path: Path) -> None:
     np.testing.assert_array_equal(mask, GREY > 2000)
 
 
+ORGAN = np.zeros((8, 8), dtype=np.uint8)
+ORGAN[2:5, 3:6] = 255
+
+
+@pytest.mark.parametrize("mask", [ORGAN, 255 - ORGAN], ids=["small", "large"])
+def test_a_mask_is_what_its_picture_shows_or_refused(mask: np.ndarray, tmp_path: Path) -> None:
+    """PIL numbers the colours of a palette by their frequency, so that 0 may be white."""
+    grey = Image.fromarray(mask)
+    for mode in ("L", "1"):
+        grey.convert(mode).save(tmp_path / f"{mode}.png")
+        shown = read_mask(tmp_path / f"{mode}.png", 8, "resize")
+        np.testing.assert_array_equal(shown > 0, mask > 0)
+    grey.convert("P", palette=Image.Palette.ADAPTIVE, colors=2).save(tmp_path / "adaptive.png")
+    grey.quantize(2).save(tmp_path / "quantized.png")
+    for name in ("adaptive.png", "quantized.png"):
+        says = "has a palette in which index 0, the background, is not black"
+        assert_refused(lambda name=name: read_mask(tmp_path / name, 8, "resize"), name, says)
+
+
+def test_a_palette_mask_of_labels_is_its_indices(tmp_path: Path) -> None:
+    labels = np.arange(64, dtype=np.uint8).reshape(8, 8) % 4
+    for number, third in enumerate(((0, 0, 128), (0, 0, 0))):
+        picture = Image.fromarray(labels, mode="P")
+        picture.putpalette([0, 0, 0, 128, 0, 0, 0, 128, 0, *third])
+        picture.save(tmp_path / f"{number}.png")
+    np.testing.assert_array_equal(read_mask(tmp_path / "0.png", 8, "resize"), labels)
+    assert_refused(lambda: read_mask(tmp_path / "1.png", 8, "resize"), "1.png", "another index is")
+
+
 def test_a_window_is_for_every_picture_and_follows_its_turn(tmp_path: Path) -> None:
     pixels = np.tile(np.arange(8, dtype=np.uint8) * 10, (8, 1))
     exif = Image.Exif()

@@ -133,14 +133,29 @@ def read_mask(
 ) -> np.ndarray:
     """Read a mask from a PNG file as bytes [size, size]; 0 is the background.
 
-    JPEG files are rejected, because compression changes the edges of a mask.
+    JPEG files are rejected, because compression changes the edges of a mask. Of a picture with a
+    palette, the mask is the index of each pixel's colour; the background must be black.
     """
     with open_picture(path, "PNG") as stored:
         grey = np.asarray(stored)
+        if stored.mode == "P":
+            _require_black_background(stored)
         expect(grey.ndim == 2, "is a colour picture; a mask is a grey PNG with 0 for background")
         expect(int(grey.max()) <= 255, "is a mask with values above 255")
         mask = Image.fromarray(grey.astype(np.uint8))
         return np.asarray(_fit(mask, size, fit, Image.Resampling.NEAREST))
+
+
+def _require_black_background(image: Image.Image) -> None:
+    """Reject a palette in which index 0 is not black, or another index is."""
+    colours = np.asarray(image.convert("RGB")).reshape(-1, 3)
+    is_black = ~colours.any(axis=1)
+    is_background = np.asarray(image).reshape(-1) == 0
+    expect(
+        bool((is_black == is_background).all()),
+        "has a palette in which index 0, the background, is not black, or another index is; save "
+        "the mask as a grey PNG with 0 for background",
+    )
 
 
 def _require_depth(
