@@ -33,6 +33,26 @@ def test_the_spectrum_is_numpys_fft_of_the_first_512_samples() -> None:
     np.testing.assert_allclose(short, np.fft.fft(padded), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("unit", "size"), [("V", 1e3), ("mV", 1), ("uV", 1e-3), ("nV", 1e-6)])
+def test_leads_are_in_millivolts_whatever_unit_the_header_names(
+    unit: str, size: float, tmp_path: Path
+) -> None:
+    write_ecg(tmp_path, "A0001", 1, "Normal")
+    header = tmp_path / "A0001.hea"
+    _, expected = cpsc2018.read_wfdb(header, [3, 1])
+    header.write_text(header.read_text().replace("/mV", f"/{unit}"))
+    _, leads = cpsc2018.read_wfdb(header, [3, 1])
+    np.testing.assert_allclose(leads, expected * size)
+
+
+def test_a_lead_in_another_unit_is_refused(tmp_path: Path) -> None:
+    write_ecg(tmp_path, "A0001", 1, "Normal")
+    header = tmp_path / "A0001.hea"
+    header.write_text(header.read_text().replace("/mV", "/mmHg"))
+    with pytest.raises(UserError, match=r"A0001\.hea: has a lead in 'mmHg', but V, mV, uV"):
+        cpsc2018.read_wfdb(header, [3])
+
+
 def test_a_recording_counts_by_its_first_label(tmp_path: Path) -> None:
     """The paper's 1,125 are first labels: 918 and 207."""
     many = (f"{NORMAL},{LBBB}", f"{LBBB},{NORMAL}", f"{PVC},{LBBB}", f"{LBBB}, {PVC}")

@@ -81,6 +81,10 @@ SINUS_RHYTHM = "426783006"  # means a normal ECG in CPSC 2018, but only the rhyt
 _BY_CODE = {code: name for name, codes in DIAGNOSES.items() for code in (name, *codes)}
 
 
+# Unit of a lead in a WFDB header -> its size in mV.
+UNITS = {"V": 1000.0, "mV": 1.0, "uV": 0.001, "nV": 0.000_001}
+
+
 def read_wfdb(path: Path, channels: Sequence[int]) -> tuple[list[str], np.ndarray]:
     """Read a recording's diagnosis codes, and leads [samples, channels] in mV.
 
@@ -99,8 +103,12 @@ def read_wfdb(path: Path, channels: Sequence[int]) -> tuple[list[str], np.ndarra
         expect(record.files == [path, signals], f"names {others} where {signals.name} was expected")
         diagnoses = [line for line in record.comments if line.startswith("Dx:")]
         expect(bool(diagnoses), "has no diagnosis (#Dx)")
+        indices = [channel - 1 for channel in channels]
+        units = [record.header.units[index] for index in indices]
+        for unit in units:
+            expect(unit in UNITS, f"has a lead in '{unit}', but {', '.join(UNITS)} were expected")
     codes = diagnoses[0].removeprefix("Dx:").split(",")
-    leads = read_leads(record, [channel - 1 for channel in channels])
+    leads = read_leads(record, indices) * [UNITS[unit] for unit in units]
     return [code.strip() for code in codes], leads
 
 
