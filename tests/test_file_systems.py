@@ -48,6 +48,28 @@ def refuse(number: int) -> Callable[..., None]:
     return act
 
 
+# ------------------------------------------------------------------------- links to folders
+
+
+def test_a_walk_yields_each_folder_once_and_real_ones_first(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    for folder in ("results/b/c", "results/runs", "outside/d"):
+        (tmp_path / folder).mkdir(parents=True)
+    top = tmp_path / "results"
+    (top / "a").symlink_to(top / "b")  # a folder of its own
+    (top / "b" / "round").symlink_to(top)
+    (top / "out").symlink_to(outside)
+    (top / "broken").symlink_to(tmp_path / "nothing")
+    (outside / "file").write_text("")
+    visited = {
+        str(folder.relative_to(top)): names for folder, names in disk.walk(top, first="runs")
+    }
+    assert [*visited] == [".", "runs", "b", "b/c", "out", "out/d"]
+    assert visited["out"] == ["file"]
+    unlinked = [str(folder.relative_to(top)) for folder, _ in disk.walk(top, follow_links=False)]
+    assert unlinked == [".", "b", "b/c", "runs"]
+
+
 # ------------------------------------------------------------------------- what a file system lacks
 
 

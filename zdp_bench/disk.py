@@ -1,4 +1,7 @@
-"""Write files atomically and durably, so that they survive a kill or power failure; lock files."""
+"""Write files atomically and durably, so that they survive a kill or power failure; lock files.
+
+Also walk through folders, including linked ones.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import secrets
 import stat
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -70,6 +73,41 @@ def make_folder(folder: Path) -> None:
             make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         fsync_folder(folder.parent)
+
+
+def walk(
+    folder: Path,
+    on_error: Callable[[OSError], None] | None = None,
+    first: str = "",
+    follow_links: bool = True,
+) -> Iterator[tuple[Path, list[str]]]:
+    """Yield a folder and all its subfolders, each with the names of its files.
+
+    A folder that several paths lead to is yielded once, so a link to an enclosing folder ends the
+    walk there.
+
+    Args:
+        folder: the folder.
+        on_error: called with the error if a folder cannot be read; by default, it is skipped.
+        first: name of the subfolder to begin with. Then come the other ones by name, links last.
+        follow_links: whether to walk through linked folders too.
+    """
+    visited: set[tuple[int, int]] = set()
+    for path, subfolders, names in os.walk(folder, onerror=on_error, followlinks=follow_links):
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:  # another process moved or deleted it
+            subfolders.clear()
+            continue
+        identity = status.st_dev, status.st_ino
+        if identity in visited:
+            subfolders.clear()
+            continue
+        visited.add(identity)
+        subfolders.sort()
+        subfolders.sort(key=lambda name: os.path.islink(os.path.join(path, name)))
+        subfolders.sort(key=lambda name: name != first)
+        yield Path(path), names
 
 
 def rename(path: Path, to: Path) -> None:

@@ -23,7 +23,7 @@ from tests.privacy.ledger_runs import MECHANISM, OTHER_MECHANISM, reopen, run_pr
 from zdp_bench.errors import UserError
 from zdp_bench.privacy import ledger as module
 from zdp_bench.privacy import ledger_lines, tally
-from zdp_bench.privacy.ledger import Ledger, LedgerError, set_aside
+from zdp_bench.privacy.ledger import Ledger, LedgerError, adopt, find_ledgers, set_aside
 from zdp_bench.privacy.ledger_lines import Entry, Head, Start, Step
 from zdp_bench.privacy.mechanism import Mechanism
 
@@ -611,6 +611,17 @@ def test_a_closed_ledger_counts_until_its_file_is_not_as_it_was_closed(
         path.unlink()
     with pytest.raises(UserError, match="after it was closed here"):
         ledger.sync()
+
+
+def test_the_ledger_of_another_run_that_a_link_leads_to_stays_there(path: Path) -> None:
+    other = path.parent.with_name("other") / "ledger.jsonl"
+    write(other, 0, 1)
+    path.parent.mkdir()
+    (path.parent / "best").symlink_to(other.parent)
+    assert find_ledgers(path.parent) == [path.parent / "best" / "ledger.jsonl"]
+    adopt(path)
+    assert other.exists()
+    assert not [*path.parent.glob("ledger.jsonl*")]
 
 
 def test_no_step_is_taken_with_a_closed_ledger(path: Path) -> None:

@@ -449,6 +449,55 @@ def test_a_run_counts_wherever_in_the_results_folder_it_was_moved(
         begin(tmp_path, "privacy.total_budget=0.01")
 
 
+@pytest.mark.parametrize("linked", ["runs", "runs/quickstart", "runs/quickstart/RUN", "old"])
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_run_on_another_disk_that_a_link_leads_to_counts_once(
+    finished: Outcome, tmp_path: Path, linked: str, is_finished: bool
+) -> None:
+    """`results` listed the run, but its ε was missing from every budget."""
+    home = finished.path.parent
+    if not is_finished:
+        finished.path.unlink()
+    ((before,), _) = find_spendings(tmp_path)
+    elsewhere = tmp_path.with_name(f"{tmp_path.name}-disk") / "folder"
+    elsewhere.parent.mkdir()
+    if linked == "old":
+        home.rename(elsewhere)
+        (tmp_path / "old").symlink_to(elsewhere)
+        home = tmp_path / "old"
+    else:
+        folder = tmp_path / linked.replace("RUN", home.name)
+        folder.rename(elsewhere)
+        folder.symlink_to(elsewhere)
+    (tmp_path / "round").symlink_to(tmp_path)
+    ((after,), unknown) = find_spendings(tmp_path)
+    assert after == replace(before, home=home)
+    assert not unknown
+    with pytest.raises(UserError, match=r"privacy.total_budget=0.01: 1 runs"):
+        begin(tmp_path, "privacy.total_budget=0.01")
+
+
+def test_ledgers_in_a_linked_folder_of_a_run_count(tmp_path: Path) -> None:
+    home = begin(tmp_path / "results", steps=1)
+    write(home / "ledger.jsonl", *range(3))
+    write(tmp_path / "disk" / "ledger.jsonl.1", 0, 1, repeatable=False)
+    (home / "old").symlink_to(tmp_path / "disk")
+    ((spending,), _) = find_spendings(tmp_path / "results")
+    assert spending.spent.steps == 5
+
+
+@pytest.mark.parametrize("also", [None, "model.safetensors"])
+def test_a_run_whose_files_have_checksums_beside_them_counts(
+    finished: Outcome, tmp_path: Path, also: str | None
+) -> None:
+    """It was taken for an export, which is a copy of a run."""
+    home = finished.path.parent
+    ((before,), _) = find_spendings(tmp_path)
+    for name in ["SHA256SUMS", *([also] if also else [])]:
+        (home / name).write_text("")
+    assert find_spendings(tmp_path) == ([before], [])
+
+
 def test_a_copy_or_an_export_of_a_finished_run_counts_no_second_time(
     finished: Outcome, tmp_path: Path
 ) -> None:

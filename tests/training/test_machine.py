@@ -1,5 +1,6 @@
 """Where and in which arithmetic: policies are set, taken back, and refused where they would lie."""
 
+import sys
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from tests.training.test_run import carry_out, repeatable, weights_of
 from zdp_bench.data import Examples
 from zdp_bench.errors import UserError
 from zdp_bench.tasks.classification import BinaryClassification
+from zdp_bench.training import machine
 from zdp_bench.training.batches import read_ahead
 from zdp_bench.training.evaluation import predict, quick_loss
 from zdp_bench.training.machine import arithmetic, pick_device
@@ -136,3 +138,23 @@ def test_a_gpu_run_repeats_itself_and_agrees_with_the_cpu(
     gpu = carry_out(tmp_path / "c", *words, noiseless)
     cpu = carry_out(tmp_path / "d", "device=cpu", noiseless)
     torch.testing.assert_close(weights_of(gpu), weights_of(cpu), rtol=1e-4, atol=1e-5)
+
+
+def test_the_digest_of_code_covers_a_subpackage_behind_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change there left the execution's digest, so steps passed for repeats of other ones."""
+    package, linked = tmp_path / "a_plugin", tmp_path / "elsewhere"
+    for folder in (package, linked):
+        folder.mkdir()
+        (folder / "__init__.py").write_text("")
+    (package / "inner").symlink_to(linked)
+    (linked / "round").symlink_to(package)
+    monkeypatch.setitem(sys.modules, package.name, SimpleNamespace(__path__=[str(package)]))
+    digests = set()
+    for text in ("a = 1", "a = 2"):
+        (linked / "code.py").write_text(text)
+        machine._digest_of.cache_clear()
+        digests.add(machine._digest_of((package.name,)))
+    machine._digest_of.cache_clear()
+    assert len(digests) == 2

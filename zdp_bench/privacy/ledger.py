@@ -550,12 +550,15 @@ def _read_head(path: Path) -> Head:
     return entry
 
 
-def find_ledgers(folder: Path, ignored: Collection[str] = ()) -> list[Path]:
+def find_ledgers(
+    folder: Path, ignored: Collection[str] = (), follow_links: bool = True
+) -> list[Path]:
     """Return the ledgers in a folder and its subfolders, sorted by path.
 
     Args:
         folder: the folder.
         ignored: names of files directly in `folder` that are known not to be ledgers.
+        follow_links: whether to include linked subfolders.
 
     Raises:
         UserError: a subfolder cannot be read.
@@ -566,10 +569,10 @@ def find_ledgers(folder: Path, ignored: Collection[str] = ()) -> list[Path]:
             raise unreadable(error)
 
     ledgers = []
-    for subfolder, _, names in os.walk(folder, onerror=refuse):
-        if subfolder == str(folder):
+    for subfolder, names in disk.walk(folder, refuse, follow_links=follow_links):
+        if subfolder == folder:
             names = [name for name in names if name not in ignored]
-        ledgers += [path for path in (Path(subfolder, name) for name in names) if is_ledger(path)]
+        ledgers += [path for path in (subfolder / name for name in names) if is_ledger(path)]
     return sorted(ledgers)
 
 
@@ -623,7 +626,9 @@ def adopt(path: Path, identity: str = "") -> None:
     """
     # Of equal ledgers, `drop_copies` keeps the one in place, because it comes first.
     in_place = [ledger for ledger in [path, *list_set_aside(path)] if ledger.exists()]
-    others = [ledger for ledger in find_ledgers(path.parent) if ledger not in in_place]
+    # A link may lead to another run, whose ledger has to stay there.
+    present = find_ledgers(path.parent, follow_links=False)
+    others = [ledger for ledger in present if ledger not in in_place]
     for ledger in drop_copies([*in_place, *others]):
         is_in_folder = ledger.parent == path.parent
         has_identity = not identity or is_in_folder or _read_identity(ledger) == identity

@@ -30,6 +30,7 @@ from torch import nn
 
 from zdp_bench import __version__, registry
 from zdp_bench.assets import CONF
+from zdp_bench.disk import walk
 from zdp_bench.errors import UserError, is_for_python, setting, unknown
 from zdp_bench.nn.precision import REGIONS, float32_products, region_of
 
@@ -241,6 +242,14 @@ def code_digest(plugins: Plugins) -> str:
     return _digest_of(("zdp_bench", *registry.foreign_packages(plugins)))
 
 
+def _find_code(folder: Path) -> list[Path]:
+    """Return the Python files of a package's folder, also those in linked subpackages, sorted."""
+    paths = []
+    for subfolder, names in walk(folder):
+        paths += [subfolder / name for name in names if name.endswith(".py")]
+    return sorted(paths)
+
+
 @cache
 def _digest_of(packages: tuple[str, ...]) -> str:
     """Return a SHA-256 of the paths and contents of all Python files in imported packages."""
@@ -248,7 +257,7 @@ def _digest_of(packages: tuple[str, ...]) -> str:
     for name in packages:
         module = sys.modules[name]
         folders = [Path(folder) for folder in getattr(module, "__path__", ())]
-        files = [(file, folder) for folder in folders for file in sorted(folder.rglob("*.py"))]
+        files = [(file, folder) for folder in folders for file in _find_code(folder)]
         if not files and getattr(module, "__file__", None):  # a package of a single file
             file = Path(str(module.__file__))
             files = [(file, file.parent)]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import filecmp
 import logging
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zdp_bench import records
+from zdp_bench.disk import walk
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Unfit, parse_as, read_json
 from zdp_bench.privacy.composition import Spending, SpentSteps, compose_epsilon, list_spent_steps
@@ -38,7 +38,8 @@ if TYPE_CHECKING:  # `budget` needs no torch
     from zdp_bench.data import Splits
 
 FILE, RECORD = "spending.json", "record.json"
-EXPORTED = "SHA256SUMS"  # file that only exported folders have
+EXPORTED = "SHA256SUMS"
+EXPORT = {EXPORTED, "model.safetensors"}  # files of an exported folder, which has no `FILE`
 NODES = "nodes"  # folder of a federated run that has a folder for each node
 
 log = logging.getLogger(__name__)
@@ -186,9 +187,9 @@ def find_spendings(
 ) -> tuple[list[Spending], list[Path]]:
     """Return what every run has spent or may still spend, and the paths whose spending is unknown.
 
-    A run counts even if its folder was moved within `results`, and only once if it was copied. An
-    export is a copy. Unknown paths are ledgers that belong to no run, and folders of runs that are
-    left out because they are damaged or cannot be read.
+    A run counts even if its folder was moved within `results`, or is linked from there, and only
+    once if it was copied. An export is a copy. Unknown paths are ledgers that belong to no run, and
+    folders of runs that are left out because they are damaged or cannot be read.
 
     Args:
         results: the results folder.
@@ -212,10 +213,9 @@ def find_spendings(
         if not isinstance(error, FileNotFoundError):
             leave_out(unreadable(error), Path(error.filename))
 
-    for folder, subfolders, files in os.walk(results, onerror=leave_out_folder):
-        subfolders.sort(key=lambda name: (name != "runs", name))  # originals before copies
-        home = Path(folder)
-        if EXPORTED in files:
+    for home, files in walk(results, leave_out_folder, first="runs"):  # originals before copies
+        is_export = EXPORT.issubset(files) and FILE not in files
+        if is_export:
             continue
         ledgers += [home / name for name in sorted(files) if ".jsonl" in name]
         if RECORD in files or FILE in files:
