@@ -90,11 +90,11 @@ LEDGER = "ledger.jsonl"
 
 def write_ledger(place: Path) -> None:
     ledger = Ledger(place / LEDGER, MECHANISM, True)
-    ledger.begin("code", 0, "state")
+    ledger.choose_generation("code", 0, "state")
     for step in range(STEPS):
         ledger.append(step)
         if step % 10 == 9:
-            ledger.note("code", step + 1, f"state {step}")
+            ledger.record_start("code", step + 1, f"state {step}")
     ledger.close()
     position = ledger.position
     (place / "position.json").write_text(json.dumps([position.releases, position.digest]))

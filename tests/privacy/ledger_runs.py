@@ -39,7 +39,7 @@ def run_process(
         The closed ledger, and the number of steps that the process reports as counted again.
     """
     ledger = Ledger(path, MECHANISM, repeatable=not secure)
-    ledger.begin(execution, first, state)
+    ledger.choose_generation(execution, first, state)
     for step in range(first, end):
         ledger.append(step)
     ledger.close()

@@ -56,7 +56,7 @@ def test_a_fork_of_the_process_writes_and_counts_nothing(path: Path, kind: str) 
 
     def act() -> str:
         said = []
-        for write_line in (held.append, held.forbid_repeats if kind == "file" else held.append):
+        for write_line in (held.append, held.revoke_starts if kind == "file" else held.append):
             for step in (1, 2):
                 try:
                     write_line(step)
@@ -248,11 +248,11 @@ def test_the_chain_of_a_secure_ledger_follows_from_its_steps_alone(path: Path) -
 def write_revoked(path: Path) -> Ledger:
     """Write a ledger whose generation cannot be repeated from its start, and is then continued."""
     ledger = Ledger(path, MECHANISM, True)
-    ledger.begin("code", 0, "new")
+    ledger.choose_generation("code", 0, "new")
     for step in range(3):
         ledger.append(step)
-    ledger.forbid_repeats(2)
-    ledger.note("smaller", 3, "saved")
+    ledger.revoke_starts(2)
+    ledger.record_start("smaller", 3, "saved")
     ledger.append(3)
     ledger.close()
     return ledger
@@ -261,7 +261,7 @@ def write_revoked(path: Path) -> Ledger:
 def begin(path: Path, *start: Any) -> str:
     """Return the generation that a process with this start is in."""
     ledger = Ledger(path, MECHANISM, True)
-    ledger.begin(*start)
+    ledger.choose_generation(*start)
     ledger.close()
     return ledger.generation
 
@@ -278,10 +278,10 @@ def test_a_revoked_start_is_not_repeated_and_a_later_one_is(path: Path) -> None:
 def test_a_state_that_is_noted_at_a_revoked_step_stays_revoked(path: Path) -> None:
     """A run may save where it stopped, before the step that it could not repeat."""
     ledger = Ledger(path, MECHANISM, True)
-    ledger.begin("code", 0, "new")
+    ledger.choose_generation("code", 0, "new")
     ledger.append(0)
-    ledger.forbid_repeats(0)
-    ledger.note("smaller", 0, "new")
+    ledger.revoke_starts(0)
+    ledger.record_start("smaller", 0, "new")
     ledger.close()
     assert begin(path, "smaller", 0, "new") != ""
 
@@ -345,9 +345,9 @@ def test_the_order_of_ledgers_that_were_set_aside_hides_no_start_that_is_not_rev
 ) -> None:
     """Two generations follow one start, and only the first is revoked."""
     ledger = Ledger(path, MECHANISM, True)
-    ledger.begin("code", 0, "new")
+    ledger.choose_generation("code", 0, "new")
     ledger.append(0)
-    ledger.forbid_repeats(0)
+    ledger.revoke_starts(0)
     ledger.close()
     module.set_aside(path)
     generation = begin(path, "code", 0, "new")
@@ -361,8 +361,8 @@ def test_the_order_of_ledgers_that_were_set_aside_hides_no_start_that_is_not_rev
     ("act", "expected"),
     [
         (lambda ledger: None, False),
-        (lambda ledger: ledger.begin("code", 0, "new"), False),
-        (lambda ledger: ledger.forbid_repeats(0), False),
+        (lambda ledger: ledger.choose_generation("code", 0, "new"), False),
+        (lambda ledger: ledger.revoke_starts(0), False),
         (lambda ledger: ledger.append(0), True),
     ],
 )
@@ -517,8 +517,8 @@ def test_a_line_that_fails_is_cut_off_before_the_next(
 LAST_ACTS: dict[str, Callable[[Ledger], object]] = {
     "opening": lambda ledger: None,
     "step": lambda ledger: ledger.append(1),
-    "recorded start": lambda ledger: ledger.note("made", 1, "state"),
-    "forbidden repeats": lambda ledger: ledger.forbid_repeats(1),
+    "recorded start": lambda ledger: ledger.record_start("made", 1, "state"),
+    "forbidden repeats": lambda ledger: ledger.revoke_starts(1),
 }
 
 
@@ -664,7 +664,7 @@ def test_an_interrupt_at_any_line_of_code_leaves_a_ledger_that_is_right(
     for place in count(start=int(repeatable), step=2):
         path, taken = tmp_path / f"{place}.jsonl", []
         ledger = Ledger(path, MECHANISM, repeatable)
-        ledger.begin("made", 0, "state")
+        ledger.choose_generation("made", 0, "state")
         left = place
 
         def interrupt(frame: FrameType, event: str, _: object) -> Any:
@@ -682,7 +682,7 @@ def test_an_interrupt_at_any_line_of_code_leaves_a_ledger_that_is_right(
             for step in (0, 1, 0):
                 ledger.append(step)
                 taken.append(step)
-            ledger.note("made", 2, "other state")
+            ledger.record_start("made", 2, "other state")
         except KeyboardInterrupt:
             pass
         finally:

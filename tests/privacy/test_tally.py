@@ -44,7 +44,7 @@ def test_a_step_drawn_again_counts_unless_it_repeats(
     write(path, 0, 1, 2, 3, 4, repeatable=repeatable)
     ledger = Ledger(path, MECHANISM, repeatable)
     assert ledger.has_other_noise == (not repeatable)
-    assert [ledger.holds(step) for step in (0, 4, 5)] == [repeatable, repeatable, False]
+    assert [ledger.has_released(step) for step in (0, 4, 5)] == [repeatable, repeatable, False]
     for step in (2, 3, 4):
         ledger.append(step)
     assert ledger.releases == releases
@@ -89,14 +89,14 @@ def test_a_start_is_known_only_once_it_was_noted(path: Path) -> None:
     unknown, again = run_process(path, "code", 2, "after two", 3)
     assert (unknown.releases, again) == (5, 2)
     ledger = Ledger(path, MECHANISM, True)
-    ledger.begin("code", 0, "new")
-    ledger.note("code", 2, "after two, really")
+    ledger.choose_generation("code", 0, "new")
+    ledger.record_start("code", 2, "after two, really")
     position = ledger.position
     ledger.close()
     known = Ledger(path, MECHANISM, True, position)
-    known.begin("code", 2, "after two, really")
+    known.choose_generation("code", 2, "after two, really")
     assert known.counted_again == 0
-    assert [known.holds(step) for step in (2, 3, 4)] == [True, True, False]
+    assert [known.has_released(step) for step in (2, 3, 4)] == [True, True, False]
     known.close()
 
 
@@ -153,9 +153,9 @@ def test_a_ledger_that_is_set_aside_counts_all_that_is_not_the_same_release(
 def test_steps_that_are_left_are_counted_before_they_are_taken(path: Path) -> None:
     run_process(path, "code", 0, "new", 5)
     ledger = Ledger(path, MECHANISM, True)
-    ledger.begin("code", 0, "new")
+    ledger.choose_generation("code", 0, "new")
     assert (ledger.releases_after(0, 8), ledger.releases_after(7, 8)) == (8, 6)
-    ledger.begin("other code", 0, "new")
+    ledger.choose_generation("other code", 0, "new")
     assert ledger.releases_after(0, 8) == 5 + 8
     ledger.close()
 
@@ -190,10 +190,10 @@ def test_a_long_ledger_of_many_starts_counts_as_its_steps_one_by_one(path: Path)
     plain: list[tuple[int, str]] = []
     for made, step, upto in [("a", 0, 9), ("b", 3, 7), ("a", 0, 11), ("c", 5, 6), ("b", 3, 9)]:
         ledger = Ledger(path, MECHANISM, True)
-        ledger.begin(made, step, "new")
+        ledger.choose_generation(made, step, "new")
         assert ledger.counted_again in (0, len({done for done, _ in plain if done >= step}))
         for number in range(step, upto):
-            if not ledger.holds(number):
+            if not ledger.has_released(number):
                 plain.append((number, ledger.generation))
             ledger.append(number)
         ledger.close()
@@ -202,5 +202,7 @@ def test_a_long_ledger_of_many_starts_counts_as_its_steps_one_by_one(path: Path)
             for before in range(13):
                 counted = [done < before or of != ledger.generation for done, of in plain]
                 assert copy.releases_before(before) == sum(counted)
-            assert [copy.holds(n) for n in range(13)] == [ledger.holds(n) for n in range(13)]
+            assert [copy.has_released(n) for n in range(13)] == [
+                ledger.has_released(n) for n in range(13)
+            ]
         assert ledger.releases == len(plain)

@@ -322,10 +322,10 @@ def test_a_step_taken_again_in_smaller_pieces_ends_before_its_release(
     inputs = torch.randn(8, 3, dtype=torch.complex64)
     whole = MicroBatches(8, lambda cut: (inputs[cut], torch.zeros(len(inputs[cut]))), Size(8))
     with training(path) as of:
-        of.ledger.begin("code", 0, "new")
+        of.ledger.choose_generation("code", 0, "new")
         private_step(of, 0, whole, 7.0)
     with training(path) as of:
-        of.ledger.begin("code", 0, "new")
+        of.ledger.choose_generation("code", 0, "new")
         assert of.ledger.counted_again == 0
         run_out_of_memory_once(of.algorithm, monkeypatch)
         before = weights(of)
@@ -333,7 +333,7 @@ def test_a_step_taken_again_in_smaller_pieces_ends_before_its_release(
             private_step(of, 0, whole, 7.0)
         assert all(torch.equal(a, b) for a, b in zip(before, weights(of), strict=True))
     with training(path) as of:
-        of.ledger.begin("code", 0, "new")
+        of.ledger.choose_generation("code", 0, "new")
         assert of.ledger.counted_again == 1
 
 

@@ -3,19 +3,20 @@
 Each STEP of the training plan makes one RELEASE, which `zdp_bench.privacy.tally` counts. A step
 that is repeated with the same bits makes the same release, which counts once. Each LINE of the file
 is a JSON object that states an ENTRY. The first is the head. The others are steps, starts from
-which steps may be repeated, and revocations of starts.
+which steps may be repeated, and revocations of starts. A ledger that is SET ASIDE is renamed to
+NAME.1, NAME.2 and so on, so that a new one can begin (`set_aside`). Its releases still count.
 
 The line of a step holds the SHA-256 of the head and of all steps and revocations above it, so an
 edited, dropped or reordered one breaks the chain. The whole line is written before its step is
-taken, so a kill loses no step: it can only cut the last line short, before the noise was drawn.
-That line counts as a step all the same, because after a power cut, the end of a line may be missing
-although the noise was drawn. If writing a line fails or is interrupted and the process lives on,
-the line is removed, because its step was not taken.
+taken, so a kill loses no step. If a kill cuts the last line short, its noise was not drawn. If a
+power cut does, the noise may have been drawn. The two look alike, so a cut line counts as a step.
+If writing a line fails or is interrupted and the process lives on, the line is removed, because its
+step was not taken.
 
 An fsync takes as long as several steps of a small model. So a line forces the file to disk only if
 the last fsync was `MIN_SYNC_INTERVAL` ago or longer. In addition, the file is forced to disk before
 anything that depends on the steps is saved, sent or shown (`Ledger.sync`). A power cut may lose the
-steps since then, but only together with the weights that they led to.
+steps since the last fsync, but only together with the weights that they led to.
 
 A step that is repeated after a kill counts once only if it is provably the same release. To prove
 this, the ledger also records the states from which a process may start (`Start`). The chain leaves
@@ -37,7 +38,6 @@ checkpoint were removed from the end: a run that was killed there leaves the sam
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
 import re
@@ -88,6 +88,10 @@ class Ledger(Tally):
           checkpoint's position. The error names the line.
         - The file has no second hard link. `append` raises an error unless the file that was opened
           is still at its path, with the size that it had after the last line (`require_intact`).
+
+    Attributes:
+        path: the ledger's file.
+        facts: the facts that the file's head states; {} in ledgers of older versions.
     """
 
     def __init__(
@@ -121,22 +125,23 @@ class Ledger(Tally):
         _require_single_link(path)
         self.path, self._absolute_path = path, path.absolute()
         aside_paths = list_set_aside(path)
-        self._aside_digests = "".join(_digest_file(aside) for aside in aside_paths)
-        self._set_aside = SetAsideTally(aside_paths)
+        # Identifies the ledgers that were set aside; "" without any.
+        self._digest_of_aside = "".join(_digest_file(aside_path) for aside_path in aside_paths)
+        self._aside_tally = SetAsideTally(aside_paths)
         self._head = Head(
             mechanism.digest(),
             repeatable,
             identity,
-            # The number of secure releases only grows, so it shows later if a file is lost.
-            earlier=0 if repeatable else self._set_aside.releases,
+            # The head of a secure ledger states this, so that a later opening notices a lost file.
+            earlier=0 if repeatable else self._aside_tally.releases,
             facts=dict(facts or {}),
             nonce="" if repeatable else secrets.token_hex(16),
         )
-        for aside, head in self._set_aside.heads.items():
-            if differences := self._differences(head):
+        for aside_path, head in self._aside_tally.heads.items():
+            if differences := self._name_differences(head):
                 raise LedgerError(
-                    f"{aside}: was set aside beside {path.name}, but belongs to {differences} than "
-                    "this run's, so no single ε covers both"
+                    f"{aside_path}: was set aside beside {path.name}, but belongs to {differences} "
+                    "than this run's, so no single ε covers both"
                 )
         # Size of the file before the line that is being written and counted; None between lines.
         self._size_before_line: int | None = None
@@ -163,30 +168,25 @@ class Ledger(Tally):
 
     def _reset_count(self) -> None:
         """Forget what was read from the file. Only the ledgers that were set aside then count."""
-        aside = self._set_aside
+        self.restart_from(self._aside_tally)
         self.facts = self._head.facts
         self._digest = BEGINNING
-        self.earlier = aside.earlier
-        self._spans = list(aside._spans)
-        self._count = aside._count
-        self._released = copy.deepcopy(aside._released)
-        self._in_file = ReleasedSteps()  # the steps of this file
+        self._steps_of_file = ReleasedSteps()
         # (execution digest, step, state digest) of a recorded start -> generations that follow it
         self._starts: dict[tuple[str, int, str], list[str]] = {}
         self._revoked: dict[str, int] = {}  # generation -> last step whose start is revoked
-        for start in aside.starts:
-            self._apply(start)
+        for entry in self._aside_tally.starts:
+            self._remember(entry)
 
-    def begin(
+    def choose_generation(
         self,
         execution_digest: str,
         step: int,
         state_digest: str,
     ) -> None:
-        """Begin at `step`: in the generation of the recorded start that matches, or in a new one.
+        """Continue the generation of the recorded start that matches, or begin a new generation.
 
-        If no step or start was recorded and no ledger was set aside, the first generation, "",
-        begins.
+        The first generation of a training is "". Call it before the first step of the process.
 
         Args:
             execution_digest: digest of code, libraries, machine and micro-batch, as
@@ -198,14 +198,15 @@ class Ledger(Tally):
         if not self.repeatable:
             return
         generation = self._find_generation(execution_digest, step, state_digest)
+        is_untouched = not (self._spans or self._starts or self._digest_of_aside)
         if generation is not None:
             self.generation = generation
-        elif self._spans or self._starts or self._aside_digests:
+        elif not is_untouched:  # otherwise, the first generation begins
             start = f"{execution_digest}:{step}:{state_digest}"
-            text = f"{self._digest}:{self._aside_digests}:{start}"
+            text = f"{self._digest}:{self._digest_of_aside}:{start}"
             self.generation = hashlib.sha256(text.encode()).hexdigest()[:32]
             self.counted_again = self._count_steps_from(step)
-        self.note(execution_digest, step, state_digest)
+        self.record_start(execution_digest, step, state_digest)
 
     def _count_steps_from(self, step: int) -> int:
         """Return how many steps from `step` on were released, each in one generation or more."""
@@ -215,7 +216,7 @@ class Ledger(Tally):
             step = max(step, end)
         return count
 
-    def note(
+    def record_start(
         self,
         execution_digest: str,
         step: int,
@@ -227,24 +228,24 @@ class Ledger(Tally):
         new generation, whose steps count again.
 
         Args:
-            execution_digest: see `begin`.
+            execution_digest: see `choose_generation`.
             step: number of the next step.
-            state_digest: see `begin`.
+            state_digest: see `choose_generation`.
         """
         is_recorded = self._find_generation(execution_digest, step, state_digest) is not None
         if execution_digest and self.repeatable and not is_recorded:
             self._write_line(Start(execution_digest, step, state_digest, self.generation))
 
-    def forbid_repeats(self, step: int) -> None:
+    def revoke_starts(self, step: int) -> None:
         """Revoke all starts of this generation at or before `step`.
 
         Call it if a repeat of `step` would not have the same bits, because its micro-batches were
-        halved. The states after `step` can be recorded as starts again (`note`).
+        halved. The states after `step` can be recorded as starts again (`record_start`).
         """
         if self.repeatable:
             self._write_line(Revocation(self.generation, step))
 
-    def _apply(self, entry: Start | Revocation) -> None:
+    def _remember(self, entry: Start | Revocation) -> None:
         """Remember a recorded start, or that the starts of a generation are revoked.
 
         Which is read first does not matter: ledgers that were set aside may be in any order.
@@ -279,7 +280,8 @@ class Ledger(Tally):
     ) -> None:
         """Write that `step` is about to be taken, unless this file already has the same release.
 
-        See `Tally.append`.
+        A release that only a ledger that was set aside has is written, but not counted again. See
+        `Tally.append`.
 
         Raises:
             UserError: the ledger is closed, or the file is not as it was last written.
@@ -289,15 +291,15 @@ class Ledger(Tally):
             raise UserError(f"{self.path}: the ledger is closed, so no step can be taken with it.")
         self._cut_back()
         entry = Step(step, weights_digest, self.generation)
-        if self.repeatable and self._in_file.holds(entry):
+        if self.repeatable and entry in self._steps_of_file:
             self.require_intact()  # as `_write_line` does for a new step
             return
         self._write_line(entry)
 
     def _count_file_step(self, step: Step) -> None:
         """Count a step of this file, unless a ledger that was set aside has the same release."""
-        self._in_file.add(step)
-        if not (self.repeatable and self._set_aside._released.holds(step)):
+        self._steps_of_file.add(step)
+        if not (self.repeatable and step in self._aside_tally._released):
             self._count_release(step)
 
     def sync(self) -> None:
@@ -398,40 +400,52 @@ class Ledger(Tally):
         Raises:
             LedgerError: see the class.
         """
-        checkpoint = checkpoint_position
-        if checkpoint is not None and not checkpoint.releases:
-            checkpoint = None  # nothing was released before it, so there is nothing to find
-        found_checkpoint = checkpoint is None
-        number = 0
+        last_whole_line = 0
         cut: Line | None = None
+        has_checkpoint = False
         for line in read_ledger(self.path):
             if line.is_cut:  # the last line
                 cut = line
-            else:
-                number = line.number
-                if isinstance(line.entry, Head):
-                    self._require_same(line.entry)
-                self._count_entry(line.entry)
-                if checkpoint is not None and self._digest == checkpoint.digest:
-                    # There are fewer releases if a ledger that was set aside is missing.
-                    found_checkpoint |= self.releases >= checkpoint.releases
-        is_missing = "or a ledger that was set aside beside it is missing"
-        if checkpoint is not None and self.releases < checkpoint.releases:
-            raise LedgerError(
-                f"{self.path}, line {number + 1}: the file ends here. With the ledgers that "
-                f"were set aside, there are {self.releases} releases, but the checkpoint beside it "
-                f"was written after {checkpoint.releases}: the file was truncated, {is_missing}"
-            )
-        if checkpoint is not None and not found_checkpoint:
-            raise LedgerError(
-                f"{self.path}: does not hold the release after which the checkpoint beside it was "
-                f"written, number {checkpoint.releases}: the file was replaced, {is_missing}"
-            )
-        if not number:  # a kill cut the head short: nothing was released yet
+                continue
+            last_whole_line = line.number
+            if isinstance(line.entry, Head):
+                self._require_same(line.entry)
+            self._count_entry(line.entry)
+            if checkpoint_position is not None and self._digest == checkpoint_position.digest:
+                # The digest covers this file only. The count is lower if a ledger that was set
+                # aside is missing.
+                has_checkpoint |= self.releases >= checkpoint_position.releases
+        if checkpoint_position is not None and checkpoint_position.releases > 0:
+            self._require_checkpoint(checkpoint_position, has_checkpoint, last_whole_line)
+        if last_whole_line == 0:  # a kill cut the head short: nothing was released yet
             disk.write_bytes(self.path, make_line(BEGINNING, self._head))
             self._digest = chain(BEGINNING, self._head)
         elif cut is not None:
             self._mend(cut)
+
+    def _require_checkpoint(
+        self, checkpoint_position: Position, has_checkpoint: bool, last_whole_line: int
+    ) -> None:
+        """Raise an error if the file was truncated or replaced since the last checkpoint.
+
+        Args:
+            checkpoint_position: end of the ledger at the checkpoint.
+            has_checkpoint: whether that position is in the file.
+            last_whole_line: number of the last line that is not cut short.
+        """
+        releases = checkpoint_position.releases
+        or_missing = "or a ledger that was set aside beside it is missing"
+        if self.releases < releases:
+            raise LedgerError(
+                f"{self.path}, line {last_whole_line + 1}: the file ends here. With the ledgers "
+                f"that were set aside, there are {self.releases} releases, but the checkpoint "
+                f"beside it was written after {releases}: the file was truncated, {or_missing}"
+            )
+        if not has_checkpoint:
+            raise LedgerError(
+                f"{self.path}: does not hold the release after which the checkpoint beside it was "
+                f"written, number {releases}: the file was replaced, {or_missing}"
+            )
 
     def _count_entry(self, entry: Entry) -> None:
         """Count or remember the entry of a line that is in the file."""
@@ -440,13 +454,13 @@ class Ledger(Tally):
         elif isinstance(entry, Step):
             self._count_file_step(entry)
         else:
-            self._apply(entry)
+            self._remember(entry)
         if entry.is_chained:
             self._digest = chain(self._digest, entry)
 
     def _require_same(self, head: Head) -> None:
         """Raise an error if the file's head is another run's, or states a ledger that is lost."""
-        if differences := self._differences(head):
+        if differences := self._name_differences(head):
             raise LedgerError(f"{self.path}, line 1: belongs to {differences} than this run's")
         if head.earlier > self._head.earlier:
             raise LedgerError(
@@ -454,19 +468,19 @@ class Ledger(Tally):
                 f"aside beside it, but there are {self._head.earlier}: such a ledger is missing"
             )
 
-    def _differences(self, head: Head) -> str:
-        """Return in what a head differs from this run, or "" if one ε covers the steps of both.
+    def _name_differences(self, head: Head) -> str:
+        """Name what a head states otherwise than this run's; "" if one ε covers the steps of both.
 
         Heads of older versions have no facts, which are taken to be this run's.
         """
         own = self._head
-        same_by_name = {
-            "another mechanism": head.mechanism == own.mechanism,
-            "another kind of noise": head.repeatable == own.repeatable,
-            "another node or other owners": head.identity == own.identity,
-            "another unit of ε or source of randomness": head.facts in ({}, own.facts),
+        differs = {
+            "another mechanism": head.mechanism != own.mechanism,
+            "another kind of noise": head.repeatable != own.repeatable,
+            "another node or other owners": head.identity != own.identity,
+            "another unit of ε or source of randomness": head.facts not in ({}, own.facts),
         }
-        return " and ".join(name for name, is_same in same_by_name.items() if not is_same)
+        return " and ".join(name for name, is_different in differs.items() if is_different)
 
     def _mend(self, cut: Line) -> None:
         """Replace a line that a kill cut short by the whole line, and count its step."""
@@ -519,7 +533,7 @@ def list_set_aside(path: Path) -> list[Path]:
 
 
 def is_ledger(path: Path) -> bool:
-    """Return True if a file is a ledger, whatever its name, or is named like one.
+    """Return True if a file is named like a ledger or, under another name, begins like one.
 
     The name is enough, so that no ledger is overlooked because its content is damaged.
     """
@@ -579,8 +593,8 @@ def find_ledgers(
 def drop_copies(ledgers: Sequence[Path]) -> list[Path]:
     """Return the ledgers, sorted by path, without those that are copies of another one.
 
-    A copy that was made while the original was being written is its beginning. Of ledgers with the
-    same content, the first in `ledgers` stays.
+    A copy may be shorter than its original, which was written to later. Of ledgers with the same
+    content, the first in `ledgers` stays.
     """
     if len(ledgers) < 2:
         return [*ledgers]
@@ -598,8 +612,8 @@ def drop_copies(ledgers: Sequence[Path]) -> list[Path]:
 def _is_copy(content: bytes, original: bytes) -> bool:
     """Return True if a ledger is provably a copy of the beginning of another one.
 
-    Without a nonce, it may be another attempt with secure noise: its lines are the same, because
-    they state the numbers of its steps alone, but its releases are others.
+    Equal lines of two secure ledgers without a nonce prove nothing. They state only the numbers of
+    steps, so two attempts have the same lines, although their releases differ.
     """
     if not content:
         return True  # it lists no step
@@ -631,8 +645,8 @@ def adopt(path: Path, identity: str = "") -> None:
     others = [ledger for ledger in present if ledger not in in_place]
     for ledger in drop_copies([*in_place, *others]):
         is_in_folder = ledger.parent == path.parent
-        has_identity = not identity or is_in_folder or _read_identity(ledger) == identity
-        if has_identity and ledger not in in_place:
+        is_of_training = not identity or is_in_folder or _read_identity(ledger) == identity
+        if is_of_training and ledger not in in_place:
             disk.rename(ledger, _next_aside(path))
 
 

@@ -70,7 +70,7 @@ class ReleasedSteps:
         if step.weights_digest:
             self.with_weights.add(step)
 
-    def holds(self, step: Step) -> bool:
+    def __contains__(self, step: Step) -> bool:
         if step.weights_digest:
             return step in self.with_weights
         last = self.last_step.get(step.generation, -1)
@@ -137,11 +137,11 @@ class Tally:
         """
         self.require_own_process()
         entry = Step(step, weights_digest, self.generation)
-        if not self.holds(step, weights_digest):
+        if not self.has_released(step, weights_digest):
             self._digest = chain(self._digest, entry)
             self._count_release(entry)
 
-    def note(
+    def record_start(
         self,
         execution_digest: str,
         step: int,
@@ -149,7 +149,7 @@ class Tally:
     ) -> None:
         """Do nothing: only `Ledger` records states."""
 
-    def forbid_repeats(self, step: int) -> None:
+    def revoke_starts(self, step: int) -> None:
         """Do nothing: only `Ledger` records states."""
 
     def sync(self) -> None:
@@ -171,13 +171,25 @@ class Tally:
                 "steps, each with a ledger of its own."
             )
 
-    def holds(
+    def has_released(
         self,
         step: int,
         weights_digest: str = "",
     ) -> bool:
-        """Return True if taking `step` makes no new release; see `append`."""
-        return self.repeatable and self._released.holds(Step(step, weights_digest, self.generation))
+        """Return True if `step` was released before, with the same bits, so that it costs nothing.
+
+        Args:
+            step: number of the step.
+            weights_digest: see `append`.
+        """
+        return self.repeatable and Step(step, weights_digest, self.generation) in self._released
+
+    def restart_from(self, other: Tally) -> None:
+        """Forget all releases, and count those of another tally."""
+        self.earlier = other.earlier
+        self._spans = list(other._spans)
+        self._count = other._count
+        self._released = copy.deepcopy(other._released)
 
     def _count_release(self, step: Step) -> None:
         spans = self._spans
@@ -223,7 +235,7 @@ class Tally:
 
     def releases_after(self, first: int, end: int) -> int:
         """Return the number of releases once steps `first` … `end` − 1 are taken as well."""
-        new = [step for step in range(first, end) if not self.holds(step)]
+        new = [step for step in range(first, end) if not self.has_released(step)]
         return self.releases + len(new)
 
     @property
@@ -278,5 +290,5 @@ class SetAsideTally(Tally):
         """
         in_earlier_files = copy.deepcopy(self._released)
         for step in steps:
-            if not in_earlier_files.holds(step):
+            if step not in in_earlier_files:
                 self._count_release(step)

@@ -279,7 +279,7 @@ class CentralSteps:
         """Write the checkpoint on rank 0; all ranks have the same weights."""
         if self.loop.ranks.is_first:
             # Before the checkpoint, so that a process that loads it finds its start recorded.
-            self.ledger.note(*self.loop.starting_point())
+            self.ledger.record_start(*self.loop.starting_point())
             self.ledger.sync()
             self.loop.save(self.ledger.position)
 

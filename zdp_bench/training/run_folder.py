@@ -183,7 +183,7 @@ def open_ledger(
     except LedgerError as error:
         raise UserError(f"{error}. Its ε cannot be trusted: {advice}.") from None
     if start is not None:
-        ledger.begin(*start)
+        ledger.choose_generation(*start)
     ranks.broadcast(ledger.copy())
     return ledger
 

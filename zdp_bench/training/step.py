@@ -109,7 +109,7 @@ def private_step(
             nothing was released.
     """
     ledger, ranks = training.ledger, training.ranks
-    is_repeat = ledger.holds(step, weights_digest)  # repeating a release costs nothing
+    is_repeat = ledger.has_released(step, weights_digest)  # repeating a release costs nothing
     max_releases = training.max_releases
     if max_releases is not None and ledger.releases >= max_releases and not is_repeat:
         raise BudgetExceeded
@@ -144,7 +144,7 @@ def private_step(
         was_halved = ranks.any(micro_batches.size.examples != size_before)
         if was_halved:
             # A repeat would begin with the smaller micro-batches, whose sum rounds differently.
-            ledger.forbid_repeats(step)
+            ledger.revoke_starts(step)
         if was_halved and is_repeat:  # the same noise must not hide two different sums
             raise UserError(
                 f"out of memory in step {step:,}, which was taken before and would not be "

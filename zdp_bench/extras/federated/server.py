@@ -298,7 +298,7 @@ class Rounds:
         patience = context.config.federated.patience
         weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
         weights_digest = messages.digest(weights)
-        is_new = not self.ledger.holds(round_, weights_digest)
+        is_new = not self.ledger.has_released(round_, weights_digest)
         if not self._is_affordable(self.ledger.releases + int(is_new)):
             raise BudgetExceeded  # so that no node spends budget on a round that cannot complete
         has_enough = roster.wait_for(roster.min_nodes, patience, context.asked_to_stop)
