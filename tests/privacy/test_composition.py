@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import dp_accounting
 import pytest
@@ -11,7 +12,12 @@ from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from zdp_bench.privacy.accounting import gdp_epsilon, patient_epsilon, pld, pld_uniform
-from zdp_bench.privacy.composition import SpentSteps, compose_epsilon
+from zdp_bench.privacy.composition import (
+    Spending,
+    SpentSteps,
+    compose_epsilon,
+    list_spent_steps,
+)
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 
 DELTA = 1e-5
@@ -155,6 +161,60 @@ def test_a_run_without_noise_or_guarantee_makes_the_whole_infinite() -> None:
     assert compose_epsilon([SpentSteps(1.0, shuffled, 1)], DELTA) == math.inf
     with pytest.raises(ValueError, match="different neighbours"):
         compose_epsilon([run, SpentSteps(1.0, uniform(50), 100)], DELTA)
+
+
+def run_on(data: str, provenance: str = "own", dataset: str = "folder") -> Spending:
+    """A run by patients; `data` lists file:owner, or file alone, as its digest does."""
+    words = [word.partition(":") for word in data.split()]
+    return Spending(
+        home=Path(data),
+        recipe="r",
+        dataset=dataset,
+        provenance=provenance,
+        data=data,
+        spent=SpentSteps(1.0, poisson(0.05), 100),
+        shares_per_owner=1,
+        unit="patient",
+        delta=DELTA,
+        secure=False,
+        finished=True,
+        by_owner=True,
+        sources=frozenset(file for file, _, _ in words),
+        owners={file: owner for file, _, owner in words if owner},
+    )
+
+
+@pytest.mark.parametrize(
+    ("runs", "are_same"),
+    [
+        ([run_on("a:1 b:1 c:2"), run_on("a:x b:x c:y")], True),  # other names
+        ([run_on("a:1 b:1 c:2"), run_on("a:1 b:1 c:2 d:2 e:3")], True),  # more files
+        ([run_on("a:1 b:1 c:2"), run_on("a:1 d:3")], True),
+        ([run_on("a:1 b:1 c:2"), run_on("a:1 b:2 c:3")], False),  # split
+        ([run_on("a:1 b:2"), run_on("a:1 b:1")], False),  # merged
+        ([run_on("a:1 b:1"), run_on("b:1 c:1"), run_on("a:1 c:2")], False),  # by way of the second
+        ([run_on("a b:1"), run_on("a b:1 c:2")], True),  # a file of several owners, such as a mask
+        ([run_on("a:1 b:1"), run_on("a b")], False),  # of an earlier version
+        ([run_on("a b"), run_on("a b c")], True),  # by the definition of the data set
+        ([run_on("a b"), run_on("a c", dataset="mine")], False),
+        ([run_on("a:1 b:1"), run_on("a b c", "official", "chest_xray")], False),
+        ([run_on("a b", "official", "msd"), run_on("a c", "derived", "msd_volumes")], True),
+    ],
+)
+@pytest.mark.parametrize("by_owner", [True, False])
+def test_runs_compose_per_unit_only_if_a_unit_of_one_is_no_two_units_of_another(
+    runs: list[Spending], are_same: bool, by_owner: bool
+) -> None:
+    """Units of one name were taken for the same, so the ε of one that is several was too small."""
+    runs = [replace(run, by_owner=by_owner) for run in runs]
+    for ordered in (runs, runs[::-1]):
+        if are_same:
+            assert len(list_spent_steps(ordered, True)) == len(runs)
+        else:
+            with pytest.raises(ValueError, match="each patient has other files"):
+                list_spent_steps(ordered, True)
+    if not by_owner:  # an example is the same in all
+        assert list_spent_steps(runs, False) == [run.spent for run in runs]
 
 
 def test_many_kinds_of_steps_stay_an_upper_bound_near_the_sum_of_their_variances() -> None:

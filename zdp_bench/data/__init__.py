@@ -7,7 +7,7 @@ the defaults of its options. A missing or damaged file raises one `UserError` th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol
@@ -153,6 +153,8 @@ class Splits:
             groups, this is counted from them and the given number is ignored.
         sources: digests of the files that were read (`collect_sources`). They reveal who is in the
             data, so they are never written to a record.
+        source_owners: the owner of each source that belongs to a single owner, if the user states
+            the owners. Default: the definition of the data set states them.
         parts_share_owners: allow owners of training examples to be in another part too. Default: an
             error.
         representation: for the record, the transform that computed the inputs from the examples.
@@ -179,6 +181,7 @@ class Splits:
     validation: Source | None = None
     unit: str = "patient"
     sources: frozenset[str] = frozenset()
+    source_owners: Mapping[str, str] = field(default_factory=dict)
     parts_share_owners: bool = False
     representation: dict[str, Any] | None = None
     owner_names: Sequence[str] = ()

@@ -87,27 +87,37 @@ def checksum(path: Path, algorithm: str) -> str:
     return f"{algorithm}:{digest.hexdigest()}"
 
 
-def sha256(path: Path) -> str:
-    """Return a file's SHA-256 in hex, and report it to `collect_sources`."""
+def sha256(path: Path, owner: str | None = None) -> str:
+    """Return a file's SHA-256 in hex, and report it to `collect_sources`.
+
+    Args:
+        path: path of the file.
+        owner: who owns all examples in the file, if the user states it. Default: the definition of
+            the data set states it.
+    """
     digest = checksum(path, "sha256").removeprefix("sha256:")
-    note_source(digest)
+    note_source(digest, owner)
     return digest
 
 
-_sources: ContextVar[set[str] | None] = ContextVar("_sources", default=None)
+_sources: ContextVar[dict[str, set[str]] | None] = ContextVar("_sources", default=None)
 
 
-def note_source(digest: str) -> None:
+def note_source(digest: str, owner: str | None = None) -> None:
     """Report the SHA-256 of data that is read to `collect_sources`; for files, `sha256` does."""
     sources = _sources.get()
     if sources is not None:
-        sources.add(digest[:16])
+        owners = sources.setdefault(digest[:16], set())
+        owners |= {owner} if owner is not None else set()
 
 
 @contextmanager
-def collect_sources() -> Iterator[set[str]]:
-    """Yield a set that collects the first 16 hex digits of the SHA-256 of all data read inside."""
-    sources: set[str] = set()
+def collect_sources() -> Iterator[dict[str, set[str]]]:
+    """Yield a dictionary that collects all data read inside.
+
+    It maps the first 16 hex digits of the SHA-256 to the owners, if the user states them.
+    """
+    sources: dict[str, set[str]] = {}
     token = _sources.set(sources)
     try:
         yield sources

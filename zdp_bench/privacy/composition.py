@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,6 +62,8 @@ class Spending:
         finished: whether the run has finished. If not, all its planned steps are counted.
         by_owner: whether steps draw and clip units, so that `spent` is a unit's.
         sources: the files from which the data were made; None if they are not known.
+        owners: the owner of each file of a single owner, if the user states the owners. Names of
+            owners need not be the same in two runs.
         title: what the run's user calls the data set, or "".
     """
 
@@ -78,6 +80,7 @@ class Spending:
     finished: bool
     by_owner: bool = False
     sources: frozenset[str] | None = None
+    owners: Mapping[str, str] = field(default_factory=dict)
     title: str = ""
 
     @property
@@ -122,14 +125,64 @@ def list_spent_steps(runs: Sequence[Spending], by_owner: bool) -> list[SpentStep
     """Return what each run spent on one example or, with `by_owner`, on one unit.
 
     Raises:
-        ValueError: The runs protect different units, or some protect a unit and others an example.
+        ValueError: The runs protect different units, or some protect a unit and others an example,
+            or units of the same name that are not the same: a unit of one run may then be several
+            of another.
     """
     hidden = {run.unit if by_owner or run.by_owner else "example" for run in runs}
     if len(hidden) > 1:
         raise ValueError(f"runs that protect different units ({', '.join(sorted(hidden))})")
+    if hidden != {"example"} and not _have_same_owners(runs):
+        (unit,) = hidden
+        raise ValueError(f"runs that protect different units (each {unit} has other files)")
     if not by_owner:
         return [run.spent for run in runs]
     return [replace(run.spent, examples=run.shares_per_owner) for run in runs]
+
+
+def _have_same_owners(runs: Sequence[Spending]) -> bool:
+    """Return True if no unit of a run is several units of another, as far as is known.
+
+    The user states who owns a file of `provenance` "own", and may state otherwise for another run.
+    """
+    # Runs of earlier versions state no owners, so prefer others.
+    sorted_runs = sorted(runs, key=lambda run: bool(run.owners))
+    run_of_data = {(run.data, run.dataset): run for run in sorted_runs}
+    distinct_runs = [*run_of_data.values()]
+    if len(distinct_runs) < 2:
+        return True
+    if all(run.owners for run in distinct_runs):
+        return _are_owners_consistent([run.owners for run in distinct_runs])
+    if any(run.owners for run in distinct_runs):
+        return False
+    # The definition of a data set states the owners, in the same way for all its runs.
+    is_own = any(run.provenance == "own" for run in distinct_runs)
+    return not is_own or len({run.dataset for run in distinct_runs}) == 1
+
+
+def _are_owners_consistent(owners_of_runs: Sequence[Mapping[str, str]]) -> bool:
+    """Return True if files that belong together by way of any runs have one owner in each run.
+
+    Args:
+        owners_of_runs: for each run, file -> owner.
+    """
+    parents: dict[Hashable, Hashable] = {}  # file or owner -> another of the same unit
+
+    def find_root(node: Hashable) -> Hashable:
+        while (parent := parents.setdefault(node, node)) != node:
+            parents[node] = parents[parent]  # halves the path
+            node = parents[node]
+        return node
+
+    for number, owners in enumerate(owners_of_runs):
+        for file, owner in owners.items():
+            parents[find_root((number, owner))] = find_root(file)
+    for number, owners in enumerate(owners_of_runs):
+        distinct_owners = {*owners.values()}
+        units = {find_root((number, owner)) for owner in distinct_owners}
+        if len(units) < len(distinct_owners):
+            return False
+    return True
 
 
 class _Kind(NamedTuple):

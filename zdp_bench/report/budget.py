@@ -27,7 +27,8 @@ TOGETHER = (
 COUNTED = "Counted: the {count} runs in {results}. Runs in other folders are not included."
 MIXED = (
     "No joint ε is known for Poisson batches, which hide whether an example takes part, together "
-    "with fixed-size batches, which hide which one does; nor for runs with different privacy units."
+    "with fixed-size batches, which hide which one does; nor for runs with different privacy "
+    "units, or in which the same files belong to other owners."
 )
 ALL = "all"
 

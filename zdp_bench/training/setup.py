@@ -69,7 +69,12 @@ def load_data(config: Run) -> Splits:
             data = build_dataset(config).load(config.data_root)
     except Absent as error:
         raise UserError(f"{error}{suggest_stand_in(config.dataset.name)}") from None
-    data = replace(data, sources=frozenset(sources or {data.digest[:16]}))
+    single_owners = {source: min(owners) for source, owners in sources.items() if len(owners) == 1}
+    data = replace(
+        data,
+        sources=frozenset(sources or {data.digest[:16]}),
+        source_owners=single_owners,
+    )
     share = config.validation_share
     if share is None:
         return represent_data(config, data)

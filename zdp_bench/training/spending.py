@@ -15,11 +15,12 @@ from __future__ import annotations
 import filecmp
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from zdp_bench import records
 from zdp_bench.disk import walk
@@ -54,6 +55,7 @@ class Plan:
         data: its data set.
         privacy: its releases.
         sources: names of the data's files (`Splits.sources`), separated by spaces; None if unknown.
+            A file whose owner the user states is followed by a colon and the owner's number.
         start_sources: names of the files that the run's starting weights were trained on, likewise.
     """
 
@@ -66,6 +68,18 @@ class Plan:
     def write(self, home: Path) -> None:
         """Write `spending.json` into a run's folder."""
         records.write(home / FILE, asdict(self))
+
+
+class Files(NamedTuple):
+    """The files that a run reads.
+
+    Attributes:
+        sources: their names (`Splits.sources`); None if they are not known.
+        owners: the owner of each file of a single owner, if the user states the owners.
+    """
+
+    sources: frozenset[str] | None = None
+    owners: Mapping[str, str] = MappingProxyType({})
 
 
 def reserve(
@@ -102,7 +116,7 @@ def reserve(
     plan = replace(plan, start_sources=" ".join(sorted(start_sources)) or None)
     with only_one_process(config.results / "runs" / ".spending"):
         if config.privacy.total_budget is not None:
-            _require_within(config, _spending_of(plan, home, data.sources))
+            _require_within(config, _spending_of(plan, home, _parse_files(plan.sources)))
         plan.write(home)
 
 
@@ -113,7 +127,8 @@ def plan_spending(
 
     The arguments are those of `reserve`. Nothing is written.
     """
-    return _spending_of(_plan_of(config, data, mechanism, steps), home, data.sources)
+    plan = _plan_of(config, data, mechanism, steps)
+    return _spending_of(plan, home, _parse_files(plan.sources))
 
 
 def _plan_of(config: Run, data: Splits, mechanism: Mechanism, steps: int) -> Plan:
@@ -131,7 +146,7 @@ def _plan_of(config: Run, data: Splits, mechanism: Mechanism, steps: int) -> Pla
             epsilon_of=data.unit if config.privacy.by_owner else "example",
             randomness="cryptographic" if config.privacy.secure else "seeded",
         ),
-        " ".join(sorted(data.sources)),
+        _write_files(Files(data.sources, data.source_owners)),
     )
 
 
@@ -155,7 +170,7 @@ def _require_within(config: Run, this_run: Spending) -> None:
     except ValueError as error:
         raise UserError(
             f"privacy.total_budget={budget:g}: {error}, so their total ε is not known; use the "
-            "earlier runs' sampling and unit, or remove the total budget."
+            "earlier runs' sampling, unit and owners, or remove the total budget."
         ) from None
     if epsilon_after > budget:
         raise UserError(
@@ -293,7 +308,7 @@ def read_spending(home: Path) -> Spending:
 def _spending_in(home: Path, record: Record | None) -> Spending:
     """Return what the run in a folder has spent; `record` is None if it has not finished."""
     plan = record or _read_plan(home / FILE)
-    spending = _spending_of(plan, home, read_sources(home))
+    spending = _spending_of(plan, home, _read_files(home))
     spending = replace(spending, finished=bool(record) or records.is_deleted(home))
     if _is_node(home):  # its server may request more steps than it planned
         taken = count_releases(drop_copies(find_ledgers(home, ignored=(FILE,))))
@@ -343,9 +358,9 @@ def keep_spending(home: Path) -> Spending:
     released_fields = {field.name: getattr(run.privacy, field.name) for field in fields(Released)}
     released = Released(**released_fields | {"steps": steps})
     data = Data(run.data.name, run.data.provenance, run.data.digest, title=run.data.title)
-    sources = " ".join(sorted(spending.sources)) if spending.sources else None
+    files = _write_files(Files(spending.sources, spending.owners))
     start_sources = planned.start_sources if planned else None
-    Plan(run.recipe, data, released, sources, start_sources).write(home)
+    Plan(run.recipe, data, released, files, start_sources).write(home)
     for node_home in node_homes:  # they would count again beside the run
         (node_home / FILE).unlink()
     return replace(spending, spent=replace(spending.spent, steps=steps))
@@ -379,26 +394,56 @@ def _steps_in_ledgers(home: Path, is_federation: bool, count_single: bool) -> in
 
 
 def read_sources(home: Path) -> frozenset[str] | None:
-    """Return the files that a run reads (`Splits.sources`), or None if they are not known.
+    """Return the files that a run reads (`Splits.sources`), or None if they are not known."""
+    return _read_files(home).sources
 
-    A federation of sites reads those of its nodes.
-    """
+
+def _read_files(home: Path) -> Files:
+    """Return the files that a run reads. A federation of sites reads those of its nodes."""
     paths = [folder / FILE for folder in [home, *_find_node_homes(home)]]
     plans = [_read_plan(path) for path in paths if path.is_file()]
     if not plans or not all(plan.sources for plan in plans):
+        return Files()
+    if len(plans) == 1:
+        return _parse_files(plans[0].sources)
+    sources = set[str]()
+    owners: dict[str, str] = {}
+    for node, plan in enumerate(plans):
+        files = _parse_files(plan.sources)
+        sources |= files.sources or set()
+        owners |= {source: f"{node}.{owner}" for source, owner in files.owners.items()}
+    return Files(frozenset(sources), owners)
+
+
+@lru_cache(maxsize=64)  # runs on the same data share one object
+def _parse_files(text: str | None) -> Files:
+    """Return the files that `_write_files` wrote as text."""
+    words = [word.partition(":") for word in (text or "").split()]
+    sources = frozenset(source for source, _, _ in words)
+    owners = {source: owner for source, _, owner in words if owner}
+    return Files(sources or None, owners)
+
+
+def _write_files(files: Files) -> str | None:
+    """Return the files of a run as text for `Plan.sources`; owners become numbers."""
+    if not files.sources:
         return None
-    return _parse_sources(" ".join(plan.sources or "" for plan in plans))
+    numbers: dict[str, int] = {}
+    words = []
+    for source in sorted(files.sources):
+        word = source
+        if source in files.owners:
+            number = numbers.setdefault(files.owners[source], len(numbers))
+            word = f"{source}:{number}"
+        words.append(word)
+    return " ".join(words)
 
 
 def read_start_sources(home: Path) -> frozenset[str]:
     """Return the files that a run's starting weights were trained on, as far as it states them."""
     path = home / FILE
-    return _parse_sources(_read_plan(path).start_sources or "") if path.is_file() else frozenset()
-
-
-@lru_cache(maxsize=64)  # runs on the same data share one set
-def _parse_sources(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+    start_sources = _read_plan(path).start_sources if path.is_file() else None
+    return _parse_files(start_sources).sources or frozenset()
 
 
 def _read_plan(path: Path) -> Plan:
@@ -417,7 +462,7 @@ def _read_plan(path: Path) -> Plan:
 def _spending_of(
     run: Record | Plan,
     home: Path,
-    sources: frozenset[str] | None,
+    files: Files,
 ) -> Spending:
     """Return the spending of a run that takes all the steps in its record or plan."""
     released = run.privacy
@@ -434,7 +479,8 @@ def _spending_of(
         secure=released.is_secure,
         finished=False,
         by_owner=released.by_owner,
-        sources=sources,
+        sources=files.sources,
+        owners=files.owners,
         title=run.data.title or "",
     )
 

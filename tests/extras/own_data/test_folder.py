@@ -26,10 +26,13 @@ from zdp_bench.extras.own_data.listing import find_items
 from zdp_bench.extras.own_data.readers import PICTURE, VOLUME_MASK, Form
 from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.loading import predict_file
+from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.report import budget
 from zdp_bench.report.terminal import show_validation
+from zdp_bench.training.plan import Plan
 from zdp_bench.training.run import execute
-from zdp_bench.training.spending import find_spendings
+from zdp_bench.training.setup import load_data
+from zdp_bench.training.spending import find_spendings, keep_spending, reserve
 
 CLASSES = ("sick", "well")
 
@@ -504,6 +507,54 @@ def test_what_fits_no_reference_is_refused(films: Path, tmp_path: Path) -> None:
     films.write_text("\n".join(["path,reference", *lines]))
     recording = folder(films, length=20, rate=100)
     assert_refused(lambda: recording.load(tmp_path), "0.wav", "is a reference, but a clip can have")
+
+
+def write_list(path: Path, scans: Path, owner: str, examples: int = 24) -> Path:
+    """List pictures of `make.write_classes`; the owner is the person or the visit."""
+    lines = ["path,label,patient"]
+    for file in sorted(scans.rglob("*.png"))[:examples]:
+        label, person, picture = file.relative_to(scans).parts
+        patient = person if owner == "person" else f"{person}{picture[0]}"
+        lines.append(f"{file.relative_to(path.parent)},{label},{patient}")
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.mark.parametrize("unit", ["patient", "example"])
+def test_a_total_budget_holds_for_the_owners_of_all_its_runs(
+    scans: Path, tmp_path: Path, unit: str
+) -> None:
+    """The same files with a corrected column: runs by visit counted as runs by person."""
+    words = ["recipe=quickstart", "dataset=folder", "dataset.size=8", "model=real_linear"]
+    words += ["algorithm=dp_sgd", f"paths.results={tmp_path}", f"privacy.unit={unit}"]
+
+    def begin(owner: str, number: int, examples: int = 24, limit: str = "100") -> None:
+        path = write_list(tmp_path / "list.csv", scans, owner, examples)
+        config = configured([*words, f"dataset.path={path}", f"privacy.total_budget={limit}"])
+        data = load_data(config)
+        mechanism = Mechanism.of_z(2.0, Plan.of(config, 8).sampling)
+        home = records.folder(tmp_path, "quickstart", str(number) * 64)
+        reserve(config, data, mechanism, 5, home)
+
+    def joint_epsilon() -> float | None:
+        spendings, _ = find_spendings(tmp_path)
+        (line,) = budget.sheet(spendings, None, [], tmp_path).numbers
+        assert (line["epsilon"] is None) == (unit == "patient" and line["epsilon_unit"] is None)
+        epsilon: float | None = line["epsilon_unit"]
+        return epsilon
+
+    begin("person", 1)
+    alone = joint_epsilon() or 0.0
+    begin("person", 2, examples=22)  # as if others were added later
+    assert (joint_epsilon() or 0.0) > alone > 0
+    if unit == "patient":
+        with pytest.raises(UserError, match=r"each patient has other files.*unit and owners"):
+            begin("visit", 3)
+    begin("visit", 3, limit="null")
+    assert joint_epsilon() is None
+    for path in tmp_path.glob("runs/*/*"):
+        keep_spending(path)
+    assert joint_epsilon() is None, "also after the runs are deleted"
 
 
 def test_own_data_are_called_by_the_name_of_their_folder(

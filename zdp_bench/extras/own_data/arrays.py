@@ -5,6 +5,7 @@ Neither format states a sampling rate, so rates are not checked.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
@@ -16,6 +17,7 @@ from zdp_bench.foreign_files import expect, read_text, reading
 MAX_CSV = 2**28  # bytes
 MAX_NUMBERS = 2**28  # in one file
 NPY_MAGIC = b"\x93NUMPY"  # the first bytes of a .npy file
+MISSING = ("", "NA", "N/A", "NULL", "None", "-", "?")  # cells of a value that is missing
 
 
 def read_array(path: Path, channels: int | None, is_complex: bool | None = None) -> np.ndarray:
@@ -54,23 +56,29 @@ def read_table(path: Path, channels: int | None, leads: Sequence[str] | None = N
     """Return the columns of a CSV as float32 [channels, samples].
 
     Args:
-        path: path of the CSV, with commas, semicolons or tabs. Its first line may name the columns.
+        path: path of the CSV, with commas, semicolons or tabs. Its first line may name the columns,
+            in quotes or without.
         channels: required number of columns; with `leads`, the number of leads. None: any number.
         leads: names of the columns to read. None: all.
 
     Raises:
-        UserError: a cell is not a finite number, or the file has other columns.
+        UserError: a cell is not a finite number, the file has other columns, or its first line may
+            be names or a sample.
     """
     text = read_text(path, MAX_CSV, "utf-8-sig")
     with reading(path):
         lines = text.splitlines()
         expect(bool(lines), "is empty")
         separator = max(",;\t", key=lines[0].count)
-        first = [cell.strip() for cell in lines[0].split(separator)]
-        names = [] if all(map(_is_number, first)) else first
+        names = _find_names(lines, separator, bool(leads))
         body = StringIO("\n".join(lines[1:] if names else lines))
         expect(bool(body.getvalue().strip()), "has no line of numbers")
-        table = np.loadtxt(body, delimiter=separator, dtype=np.float64, ndmin=2)
+        table = np.loadtxt(body, delimiter=separator, dtype=np.float64, ndmin=2, comments=None)
+        rule = (
+            f"names {len(names)} columns in its first line and has {table.shape[1]} in the others; "
+            "name each column, including one of row numbers"
+        )
+        expect(len(names) in (0, table.shape[1]), rule)
         for lead in leads or ():
             rule = (
                 f"has the columns {', '.join(names) or 'without names'}, and '{lead}' was expected"
@@ -86,6 +94,38 @@ def read_table(path: Path, channels: int | None, leads: Sequence[str] | None = N
             samples = table.T.astype(np.float32)
         expect(bool(np.isfinite(samples).all()), "has numbers that are not finite in float32")
     return samples
+
+
+def _find_names(lines: Sequence[str], separator: str, must_name: bool) -> list[str]:
+    """Return the names of the columns in the first line, or [] if it is a sample.
+
+    A line of numbers and missing values is a sample.
+
+    Args:
+        lines: the lines of the file.
+        separator: separator of cells.
+        must_name: whether the first line must name the columns.
+
+    Raises:
+        Unfit: the line has names beside numbers, or numbers the columns from 0 as pandas does.
+    """
+    cells = [cell.strip() for cell in next(csv.reader(lines[:1], delimiter=separator))]
+    if must_name:
+        return cells
+    has_numbers = any(map(_is_number, cells))
+    has_names = any(cell not in MISSING and not _is_number(cell) for cell in cells)
+    start = f"begins with the line {lines[0][:60]}, which"
+    rule = f"{start} has words beside numbers; name every column in words, or write numbers only"
+    expect(not (has_names and has_numbers), rule)
+    is_counted = cells == [str(number) for number in range(len(cells))]
+    # A single column may well begin with the sample 0, unless the other samples are no integers.
+    is_integer = len(lines) > 1 and lines[1].strip().lstrip("-").isdecimal()
+    rule = f"{start} may number the columns or be a sample; put a line of names in words before it"
+    if len(cells) == 1:
+        expect(not is_counted or is_integer or len(lines) == 1, rule)
+    else:
+        expect(not is_counted, rule)
+    return cells if has_names else []
 
 
 def _is_number(cell: str) -> bool:

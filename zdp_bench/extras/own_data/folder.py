@@ -311,8 +311,10 @@ class Folder(Form, Dataset):
         contents = []
         for item, facts in zip(listing.items, listing.facts, strict=True):
             with files.advise_skipping():
-                paths = [*(facts.files or [item.path]), *filter(None, [item.partner])]
-                digests = [files.sha256(path) for path in paths]
+                paths = facts.files or [item.path]
+                digests = [files.sha256(path, owner=item.patient) for path in paths]
+                if item.partner:  # equal masks, such as empty ones, may have several owners
+                    digests.append(files.sha256(item.partner))
             content = digests[0] if len(digests) == 1 else files.digest("".join(digests))
             contents.append(f"{item.name}:{content};")
         text = f"{kind.shape(self)}:{self.fit}:{''.join(contents)}"

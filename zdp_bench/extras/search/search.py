@@ -619,7 +619,7 @@ def _heading(key: str) -> str:
 def _notes(record: Document) -> list[str]:
     """Return sentences on the total ε, the validation examples and the best trial."""
     privacy = record["privacy"]
-    total = "unknown: its runs differ in sampling or unit"
+    total = "unknown: its runs differ in sampling, unit or owners"
     if privacy["epsilon_all"] is not None:
         total = f"{show_epsilon(privacy['epsilon_all'])} for {name_one(privacy['epsilon_of'])}"
     if privacy["epsilon_all_unit"] is not None:
