@@ -9,6 +9,7 @@ import torch
 
 from tests.data.helpers import assert_refused
 from tests.extras.own_data.own_data import folder
+from zdp_bench.extras.own_data.arrays import read_table
 from zdp_bench.extras.own_data.folder import Folder
 
 SIGNAL = np.arange(20, dtype=np.float64).reshape(2, 10) / 4
@@ -58,14 +59,15 @@ def test_a_spectrogram_is_made_of_real_samples_alone(tmp_path: Path) -> None:
     assert_refused(lambda: data.load(tmp_path), "dataset.spectrum", "is a complex array")
 
 
-@pytest.mark.parametrize("head", ["", "I;V5", "V5;I"])
+@pytest.mark.parametrize("head", ["", "I;V5", "V5;I", '"I";"V5"', '"V5" ;I', "\nI;V5"])
 def test_columns_have_names_or_none(tmp_path: Path, head: str) -> None:
     leads = {"leads": ["V5"], "channels": 1} if head else {"channels": 2}
     data = write_signals(tmp_path / "d", ".csv", SIGNAL, **leads)
     for file in (tmp_path / "d").rglob("*.csv"):
         write_csv(file, SIGNAL, head, ";")
     inputs, _ = data.load(tmp_path).train.batch(torch.tensor([0]))
-    row = {"I;V5": [1], "V5;I": [0]}.get(head, [0, 1])
+    plain_head = head.replace('"', "").replace(" ", "").strip()
+    row = {"I;V5": [1], "V5;I": [0]}.get(plain_head, [0, 1])
     assert torch.equal(inputs[0], torch.from_numpy(SIGNAL[row, :8]).float())
 
 
@@ -86,7 +88,28 @@ REFUSED: dict[str, tuple[np.ndarray | str, str]] = {
     "a header alone": ("I,V5\n", "has no line of numbers"),
     "no text": ("", "is empty"),
     "a text of nan": ("1,nan\n", "not finite"),
+    "row numbers without a name": ("I,V5\n1,2,3\n2,3,4\n", "names I, V5 .* has 3 columns"),
+    "a name without a column": ("time,I,V5\n1,2\n2,3\n", "names time, I, V5 .* has 2 columns"),
+    "decimal commas": ("I\n1,5\n2,5\n", "names I in its first line, and has 2 columns"),
+    "a hole in the first line": (",2\n3,4\n", "cannot be read"),
+    "a first line of holes": (",\n3,4\n", "cannot be read"),
+    "a missing value in the first line": ("NA,NA\n3,4\n", "cannot be read"),
+    "a word in the first line": ("x,2\n3,4\n", "line x,2, which has words beside numbers"),
+    "NA in the first line": ("NA,2\n3,4\n", "cannot be read"),
+    "numbered columns": ("0,1\n1.5,2.5\n", "line 0,1, which may number the columns"),
+    "numbered columns of integers": ("0,1\n1,2\n", "line 0,1, which may number the columns"),
+    "a numbered column": ("0\n1.5\n", "line 0, which may number the columns"),
+    "a comment": ("1,2\n#3,4\n", "cannot be read"),
+    "a comment in a line": ("1,2\n3,4 # bad\n", "cannot be read"),
 }
+
+
+def test_a_column_of_integers_may_begin_with_0(tmp_path: Path) -> None:
+    path = tmp_path / "s.csv"
+    path.write_text("0\n-1\n2\n")
+    assert read_table(path, 1).tolist() == [[0, -1, 2]]
+    path.write_text("0,1\n5,6\n")
+    assert read_table(path, 2, ["1", "0"]).tolist() == [[6], [5]]
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -67,7 +67,7 @@ def read_table(path: Path, channels: int | None, leads: Sequence[str] | None = N
     """
     text = read_text(path, MAX_CSV, "utf-8-sig")
     with reading(path):
-        lines = text.splitlines()
+        lines = [line for line in text.splitlines() if line.strip()]
         expect(bool(lines), "is empty")
         separator = max(",;\t", key=lines[0].count)
         names = _find_names(lines, separator, bool(leads))
@@ -75,8 +75,8 @@ def read_table(path: Path, channels: int | None, leads: Sequence[str] | None = N
         expect(bool(body.getvalue().strip()), "has no line of numbers")
         table = np.loadtxt(body, delimiter=separator, dtype=np.float64, ndmin=2, comments=None)
         rule = (
-            f"names {len(names)} columns in its first line and has {table.shape[1]} in the others; "
-            "name each column, including one of row numbers"
+            f"names {', '.join(names)[:60]} in its first line, and has {table.shape[1]} columns; "
+            "name each column, also that of row numbers"
         )
         expect(len(names) in (0, table.shape[1]), rule)
         for lead in leads or ():
@@ -118,13 +118,10 @@ def _find_names(lines: Sequence[str], separator: str, must_name: bool) -> list[s
     rule = f"{start} has words beside numbers; name every column in words, or write numbers only"
     expect(not (has_names and has_numbers), rule)
     is_counted = cells == [str(number) for number in range(len(cells))]
-    # A single column may well begin with the sample 0, unless the other samples are no integers.
-    is_integer = len(lines) > 1 and lines[1].strip().lstrip("-").isdecimal()
-    rule = f"{start} may number the columns or be a sample; put a line of names in words before it"
-    if len(cells) == 1:
-        expect(not is_counted or is_integer or len(lines) == 1, rule)
-    else:
-        expect(not is_counted, rule)
+    # A single column of integers may well begin with 0.
+    is_integer = len(cells) == 1 and lines[-1].strip().lstrip("-").isdecimal()
+    rule = f"{start} may number the columns or be a sample; name every column in words"
+    expect(not is_counted or is_integer, rule)
     return cells if has_names else []
 
 
