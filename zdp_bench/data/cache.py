@@ -16,7 +16,7 @@ import mmap
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,6 +44,7 @@ def load_or_make(
     shape: tuple[int, ...],
     dtype: type,
     blocks: Iterable[np.ndarray],
+    is_current: Callable[[np.ndarray], bool] = lambda array: True,
 ) -> np.ndarray:
     """Map an array from the cache folder, and compute it first if it is missing or damaged.
 
@@ -54,6 +55,8 @@ def load_or_make(
         shape: shape of the array.
         dtype: type of its elements.
         blocks: its rows, some at a time; used only if the array must be computed.
+        is_current: returns False if the array in the cache is of earlier code, of which `digest`
+            does not know, so that it is computed again.
 
     Raises:
         UserError: A folder is in the place of the array's file.
@@ -66,7 +69,7 @@ def load_or_make(
         raise UserError(f"{path}: is a folder, but should be a file of this cache; delete it.")
     if path.is_file():
         array = _map(path, shape, dtype)
-        if array is not None:
+        if array is not None and is_current(array):
             return array
         log.warning("%s is damaged or from an older version, and is made again", path)
     partial = name_partial(path)

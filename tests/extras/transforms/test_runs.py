@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import zdp_bench
 from tests.training.test_run import Silent
-from zdp_bench import representations
+from zdp_bench import registry, representations
 from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.data import Examples, Splits
@@ -19,7 +19,14 @@ from zdp_bench.experiments.validate import validate
 from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.loading import find_representation, predict_file
 from zdp_bench.extras.sharing.verification import verify
-from zdp_bench.representations import NUM_PROBES, Representation, build, represent, represent_splits
+from zdp_bench.representations import (
+    NUM_COMPARED,
+    NUM_PROBES,
+    Representation,
+    build,
+    represent,
+    represent_splits,
+)
 from zdp_bench.training.representation import build_representation, shares_data
 from zdp_bench.training.run import execute
 from zdp_bench.training.setup import build_dataset, describe_data, load_data
@@ -55,13 +62,55 @@ def test_it_is_made_once_and_then_mapped(monkeypatch: pytest.MonkeyPatch) -> Non
     plain = found.module.forward
     monkeypatch.setattr(found.module, "forward", lambda x: calls.append(len(x)) or plain(x))
     again = represent_splits(found, splits(), "once")
-    assert sum(calls) <= 6 * NUM_PROBES  # what is tried on some test examples
+    # Some test examples are tried, and the first of each part compared.
+    assert sum(calls) <= 6 * NUM_PROBES + 2 * NUM_COMPARED
     inputs, targets = again.train.batch(torch.arange(20))
     assert torch.equal(inputs, made.train.batch(torch.arange(20))[0])
     assert torch.equal(targets, torch.arange(20) % 3)
     other = represent_splits(scattering(order=1), splits(), "once")
     assert other.digest != made.digest
     assert other.input_shape != made.input_shape
+
+
+class Scaled(nn.Module):
+    """A plug-in's transform, whose code or weights a user may change."""
+
+    def __init__(self, weight: float, exponent: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.tensor(weight))
+        self.exponent = exponent
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x.abs() ** self.exponent
+
+
+@pytest.mark.parametrize(("weight", "exponent"), [(2.0, 1), (1.0, 3)], ids=["weights", "code"])
+def test_a_transform_that_was_changed_is_computed_again(
+    weight: float,
+    exponent: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    """The features of the earlier transform were used, silently, where it has the same version."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    data = splits()
+    items = [(data.train.inputs[row], 0) for row in range(20)]
+    for module, is_changed in (
+        (Scaled(1.0, 1), False),
+        (Scaled(weight, exponent), True),
+        (Scaled(weight, exponent), False),
+    ):
+        monkeypatch.setitem(
+            registry._builders["representation"], "scaled", lambda shape, module=module: module
+        )
+        caplog.clear()
+        transform = build("scaled", {}, (9, 9), torch.float32)
+        expected = module(data.train.inputs)
+        train = represent_splits(transform, data, "changed").train
+        torch.testing.assert_close(train.batch(torch.arange(20))[0], expected)
+        torch.testing.assert_close(represent(items, "scaled").tensors[0], expected)
+        assert ("is made again" in caplog.text) == is_changed
 
 
 def test_neither_other_examples_nor_their_order_matter() -> None:
