@@ -4,7 +4,6 @@ code under test builds.
 
 from __future__ import annotations
 
-import json
 import math
 from itertools import combinations
 from typing import Any
@@ -15,7 +14,7 @@ from scipy.linalg import block_diag
 
 from zdp_bench.privacy import mechanism as module
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
-from zdp_bench.records import from_json, to_json
+from zdp_bench.records import format_json, from_json
 
 POISSON = Sampling("poisson", 0.1, 10.0, 100)
 UNIFORM = Sampling("uniform", 0.1, 10.0, 100)
@@ -180,7 +179,7 @@ def test_a_mechanism_comes_back_from_its_description() -> None:
     unbounded = Block("free", (2,), "float32", math.inf, 0.0, "none")
     spectrum = Block("s", (4, 3), "complex64", 1.5, 0.7, "hermitian", fft_dims=(0, 1))
     mechanism = Mechanism((whole, unbounded, spectrum), UNIFORM, joint=False)
-    read = from_json(json.dumps(to_json(mechanism.as_dict())))
+    read = from_json(format_json(mechanism.as_dict()))
     for plain in (mechanism.as_dict(), read):
         assert Mechanism.from_dict(plain) == mechanism
         assert Mechanism.from_dict(plain).digest() == mechanism.digest()

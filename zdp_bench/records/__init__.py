@@ -30,7 +30,7 @@ from zdp_bench.records.files import (
     write_text,
 )
 from zdp_bench.records.index import read_all, warn_left_out
-from zdp_bench.records.json_numbers import from_json, to_json
+from zdp_bench.records.json_numbers import format_json, from_json, to_json
 from zdp_bench.records.record import (
     NUMBER,
     Claims,
@@ -61,6 +61,7 @@ __all__ = [
     "Releases",
     "flatten",
     "folder",
+    "format_json",
     "frame",
     "from_json",
     "get",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 import sys
 import warnings
@@ -19,7 +18,7 @@ from zdp_bench.disk import hold_lock, write_bytes, write_changed
 from zdp_bench.errors import UserError, printable
 from zdp_bench.foreign_files import expect, read_bytes, reading
 from zdp_bench.records.index import read_all
-from zdp_bench.records.json_numbers import to_json
+from zdp_bench.records.json_numbers import format_json
 from zdp_bench.records.record import Document, Record
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def is_named(word: str, recipe: str, run: str) -> bool:
 
 def write(path: Path, document: Document) -> None:
     """Write a record's JSON atomically."""
-    write_text(path, json.dumps(to_json(document), indent=1, sort_keys=True) + "\n")
+    write_text(path, format_json(document) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -7,7 +7,6 @@ fills indexes and caches, and is not counted.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import resource
 import shutil
@@ -100,8 +99,8 @@ def copy_record(results: Path, size: int) -> None:
         for name in COPIED:
             if (path.parent / name).is_file():
                 shutil.copyfile(path.parent / name, home / name)
-        copy = records.to_json(document | {"run": run, "seed": seed})
-        (home / "record.json").write_text(json.dumps(copy, indent=1, sort_keys=True))
+        copy = document | {"run": run, "seed": seed}
+        (home / "record.json").write_text(records.format_json(copy))
 
 
 def _take_time(command: list[str]) -> float:
