@@ -108,6 +108,8 @@ def test_folders_of_parts_are_the_split(
         (("Train/a", "valid/a", "docs/a"), "has the folders Train, valid. A split has"),
         (("train/a", "test/a", "Test/b"), "A split has train/ and test/"),
         (("train/a",), "has the folders train. A split has"),
+        (("train/a", "test/a", "dev/a"), "dev: is beside train/ and test/, and belongs to no part"),
+        (("Train/a", "test/a", "val/a", "."), r"0.png: is beside|p1: is beside Train/ and test/"),
         (
             ("a/train", "a/test", "b/train", "b/test"),
             "(test|train): is the folder of a patient in this",
@@ -122,6 +124,23 @@ def test_a_split_in_another_layout_is_refused(
     for number, name in enumerate(folders):
         make.write_png(tmp_path / "own" / name / "p1" / f"{number % 2}.png", 9)
     assert_refused(lambda: folder(tmp_path / "own").info(tmp_path), "", says)
+
+
+@pytest.mark.parametrize(
+    ("names", "in_order"),
+    [
+        (["1", "-1"], ["-1", "1"]),
+        (["1", "0", "0.5"], ["0", "0.5", "1"]),
+        (["b", "10", "9", "-2.5", "a"], ["-2.5", "9", "10", "a", "b"]),
+    ],
+)
+def test_classes_that_are_numbers_are_numbered_by_value(
+    tmp_path: Path, names: list[str], in_order: list[str]
+) -> None:
+    for name in names:
+        for number in range(5):
+            make.write_png(tmp_path / "own" / name / f"{number}.png", 20 * number)
+    assert folder(tmp_path / "own").find().classes == in_order
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:

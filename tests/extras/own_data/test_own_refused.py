@@ -112,7 +112,11 @@ CSVS: list[tuple[bytes, str]] = [
     (b"path,label\na.png,x\n", "only one class"),
     (b"path,label\na.png,x\nb.png,y\n", "no (train|test) example"),
     (b"path,label\n", "contains no line below its header"),
-    (b"", "No columns"),
+    (b"", "is empty"),
+    (b"path,label\n\n \n\nnone.png,x\n", "line 5: file not found"),
+    (b'\n\npath,label\r\n\r\n"none\n.png",x\n', "line 6: file not found"),
+    (b"path,label\na.png,x,y\n", "has 3 cells in line 2, and 2 columns"),
+    (b'path,label\n"a.png,x\n', "cannot be read"),
 ]
 
 

@@ -10,18 +10,20 @@ PATH.csv                                columns path, one of TARGETS, and perhap
 
 from __future__ import annotations
 
+import csv
 import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from difflib import get_close_matches
 from io import StringIO
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas
 import torch
 from torch import Tensor
 
@@ -41,6 +43,7 @@ COLUMNS = ("path", *TARGETS, "patient", "split")
 IMAGES = "images"
 PARTNERS = {"masks": "mask", "references": "reference"}  # folder beside images/ -> target
 MAX_CSV = 2**28  # bytes
+NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 log = logging.getLogger(__name__)
 
@@ -100,9 +103,11 @@ def _find_parts(path: Path) -> dict[str, Path]:
     A single folder with the name of a part, beside others, is a class, such as pictures of trains.
 
     Raises:
-        UserError: a split lacks train or test, or has two folders for one part.
+        UserError: a split lacks train or test, has two folders for one part, or has something else
+            beside them.
     """
-    folders = [folder for folder in visible_files(path) if folder.is_dir()]
+    entries = visible_files(path)
+    folders = [folder for folder in entries if folder.is_dir()]
     part_folders = [folder for folder in folders if folder.name.casefold() in PART_OF_FOLDER]
     if not part_folders or len(part_folders) == 1 < len(folders):
         return {"": path}
@@ -113,6 +118,11 @@ def _find_parts(path: Path) -> dict[str, Path]:
             f"{path}: has the folders {names}. A split has train/ and test/, and perhaps "
             "validation/, with the classes in each: rename these folders, or move the classes to "
             "where they are, and the test part is drawn by patient."
+        )
+    if others := [entry for entry in entries if entry not in part_folders]:
+        raise UserError(
+            f"{others[0]}: is beside {parts['train'].name}/ and {parts['test'].name}/, and belongs "
+            "to no part; move it away, or name a folder of validation examples validation/."
         )
     return {part: parts[part] for part in PARTS if part in parts}
 
@@ -214,17 +224,33 @@ def _list_csv(path: Path) -> Iterator[Item]:
     """Yield the files in a CSV with commas, semicolons or tabs. Repeated lines count once."""
     with reading(path):
         text = read_text(path, MAX_CSV, "utf-8-sig")
-        sep = max(",;\t", key=text.partition("\n")[0].count)
-        table = pandas.read_csv(
-            StringIO(text), sep=sep, header=None, dtype=str, keep_default_na=False
-        ).apply(lambda column: column.str.strip())
-        expect(len(table) > 1, "contains no line below its header; list a file in each")
-        _require_columns(table.iloc[0].tolist())
-        names = [name.lower() for name in table.iloc[0]]
-        table = table[1:].set_axis(names, axis=1)[[name for name in COLUMNS if name in names]]
-    lines = table.to_dict("records")
-    numbered = [(f"{path}, line {number}", line) for number, line in enumerate(lines, start=2)]
-    yield from dict.fromkeys(_item_of(path, where, line) for where, line in numbered)
+        lines = _read_lines(text)
+        expect(bool(lines), "is empty; it must name its columns and list the files")
+        (_, header), *rows = lines
+        expect(bool(rows), "contains no line below its header; list a file in each")
+        _require_columns(header)
+        for number, cells in rows:
+            rule = f"has {len(cells)} cells in line {number}, and {len(header)} columns"
+            expect(len(cells) <= len(header), rule)
+    names = [name.lower() for name in header]
+    items: dict[Item, None] = {}
+    for number, cells in rows:
+        cell_of = dict(zip_longest(names, cells, fillvalue=""))
+        used = {name: cell_of[name] for name in COLUMNS if name in cell_of}
+        items[_item_of(path, f"{path}, line {number}", used)] = None
+    yield from items
+
+
+def _read_lines(text: str) -> list[tuple[int, list[str]]]:
+    """Return the number and the cells of each line of a CSV that is not blank."""
+    separator = max(",;\t", key=text.lstrip().partition("\n")[0].count)
+    reader = csv.reader(StringIO(text, newline=""), delimiter=separator, strict=True)
+    lines = []
+    for row in reader:
+        cells = [cell.strip() for cell in row]
+        if cells not in ([], [""]):
+            lines.append((reader.line_num, cells))
+    return lines
 
 
 def _require_columns(header: list[str]) -> None:
@@ -379,6 +405,11 @@ class Listing:
         return self.items[0].target
 
     @property
+    def has_signed_classes(self) -> bool:
+        """True if classes are negative numbers or fractions, whose order has changed."""
+        return any(NUMBER.fullmatch(name) and not name.isdecimal() for name in self.classes)
+
+    @property
     def unit(self) -> str:
         """Kind of the owners of examples: patients or, if none is known, files."""
         known = any(item.patient != item.name for item in self.items)
@@ -470,6 +501,7 @@ def choose_examples(
     return used
 
 
-def _sort_key(name: str) -> tuple[bool, int, str]:
+def _sort_key(name: str) -> tuple[bool, Decimal, str]:
     """Return a sort key that puts numbers first, in the order of their values."""
-    return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
+    is_number = NUMBER.fullmatch(name) is not None
+    return not is_number, Decimal(name) if is_number else Decimal(0), name
