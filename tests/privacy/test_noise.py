@@ -390,8 +390,8 @@ def test_the_digits_of_a_secure_release_tell_nothing_of_the_sum(seed: int) -> No
     large."""
     bare = add_noise(sum_of(seed), SECURE, SecureNoise(), 0)
     assert off_the_grid(bare)["real"] > 0.01  # what this test would see
-    wide = add_noise(noise.widen(sum_of(seed)), SECURE, SecureNoise(), 0)
-    release = noise.round_to_grid(wide, SECURE, SecureNoise())
+    wide = add_noise(noise.to_float64(sum_of(seed)), SECURE, SecureNoise(), 0)
+    release = noise.make_release(wide, SECURE, SecureNoise())
     assert set(off_the_grid(release).values()) == {0.0}
     for b in SECURE.blocks:
         assert str(release[b.name].dtype) == f"torch.{b.dtype}"
@@ -401,23 +401,23 @@ def test_the_digits_of_a_secure_release_tell_nothing_of_the_sum(seed: int) -> No
 
 def test_what_several_ranks_reduce_is_rounded_as_a_whole() -> None:
     """The noise-free share of another rank brings its own digits."""
-    first, second = (noise.widen(sum_of(seed)) for seed in (2, 1))
+    first, second = (noise.to_float64(sum_of(seed)) for seed in (2, 1))
     noisy = add_noise(first, SECURE, SecureNoise(), 0)
     reduced = {name: value + second[name] for name, value in noisy.items()}
-    assert set(off_the_grid(noise.round_to_grid(reduced, SECURE, SecureNoise())).values()) == {0.0}
+    assert set(off_the_grid(noise.make_release(reduced, SECURE, SecureNoise())).values()) == {0.0}
 
 
 def test_rounding_leaves_a_secure_release_its_law() -> None:
     one = alone(Block("w", (SAMPLES, 2), "complex64", 1.0, 2.5, "circular"))
     sum_ = torch.full((SAMPLES, 2), 0.3 - 70j, dtype=torch.complex64)
-    noisy = add_noise(noise.widen({"w": sum_}), one, SecureNoise(), 0)
-    noise_left = coordinates(noise.round_to_grid(noisy, one, SecureNoise())["w"] - sum_)
+    noisy = add_noise(noise.to_float64({"w": sum_}), one, SecureNoise(), 0)
+    noise_left = coordinates(noise.make_release(noisy, one, SecureNoise())["w"] - sum_)
     assert_covariance(noise_left, 2.5**2 * torch.eye(4, dtype=torch.float64))
 
 
 def test_seeded_releases_are_not_rounded_to_a_grid() -> None:
     total = zero()
-    assert noise.round_to_grid(total, MECHANISM, SeededNoise(3))["w"] is total["w"]
+    assert noise.make_release(total, MECHANISM, SeededNoise(3))["w"] is total["w"]
 
 
 def test_each_secure_tensor_has_a_key_of_the_operating_system_and_four_streams(
@@ -466,5 +466,5 @@ def test_a_secure_choice_is_of_distinct_examples_without_replacement() -> None:
 def test_a_secure_release_without_noise_is_not_rounded() -> None:
     quiet = alone(Block("w", (3,), "float32", math.inf, 0.0, "none"))
     given = torch.tensor([0.1, 0.2, 0.3])
-    wide = add_noise(noise.widen({"w": given.clone()}), quiet, SecureNoise(), 0)
-    assert torch.equal(noise.round_to_grid(wide, quiet, SecureNoise())["w"], given)
+    wide = add_noise(noise.to_float64({"w": given.clone()}), quiet, SecureNoise(), 0)
+    assert torch.equal(noise.make_release(wide, quiet, SecureNoise())["w"], given)

@@ -51,7 +51,11 @@ from zdp_bench.training.evaluation import DIVERGED, GROWTH, WATCHED
 from zdp_bench.training.interrupts import explain_write_errors, stop_signals
 from zdp_bench.training.machine import arithmetic
 from zdp_bench.training.model_checks import Checked
-from zdp_bench.training.model_checks.state import Marks, WrittenError, mark_weights
+from zdp_bench.training.model_checks.state import (
+    WeightsChangedError,
+    WeightVersions,
+    record_versions,
+)
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.run import released_report
 from zdp_bench.training.step import Training, private_step
@@ -154,7 +158,7 @@ class Private:
         self._earlier: Trainings = frozenset()
         self._look_up_start()
         self._was_warned = False  # of a change of the weights
-        self._write_error: WrittenError | None = None
+        self._write_error: WeightsChangedError | None = None
         self._modes = {module: module.training for module in self.model.modules()}
         self._initial_loss = max(self._checked_loss(), MIN_LOSS)
         self._max_releases: int | None = None
@@ -173,7 +177,7 @@ class Private:
             self.ranks,
         )
         watch_steps(self.model, self.optimizer, self.journal.resources)
-        self._mark_weights()
+        self._record_versions()
         _LIVE.add(self)
 
     def __repr__(self) -> str:
@@ -303,17 +307,17 @@ class Private:
             try:
                 with in_private_step():
                     private_step(training, batch.number, micro_batches, divisor)
-            except WrittenError as error:
+            except WeightsChangedError as error:
                 self._write_error = error
                 raise
             except KeyboardInterrupt:
                 # The weights may hold part of the step. They change only after its noise was added,
                 # so ε still holds, and the change must not cause a warning.
-                self._mark_weights()
+                self._record_versions()
                 raise
         self.done += 1
         self._pending = None
-        self._mark_weights()
+        self._record_versions()
 
     def _restore_modes(self) -> None:
         """Set every module to the mode in which the model was checked."""
@@ -377,10 +381,10 @@ class Private:
             raise self._write_error
         parameters = dict(self.model.named_parameters())
         is_changed = not self._has_own_weights()
-        # Marks do not detect a change through `.data`, so a start is always looked up.
+        # Versions do not detect a change through `.data`, so a start is always looked up.
         if is_changed or not self.done:
             self._look_up_start()
-            self._mark_weights()
+            self._record_versions()
         if is_changed and not self._was_warned:
             self._was_warned = True
             log.warning(
@@ -389,9 +393,9 @@ class Private:
             )
         return parameters
 
-    def _mark_weights(self) -> None:
-        """Mark the weights, so that `_check_weights` detects a change."""
-        self._marks: Marks = mark_weights(dict(self.model.named_parameters()))
+    def _record_versions(self) -> None:
+        """Record the versions of the weights, so that `_check_weights` detects a change."""
+        self._versions: WeightVersions = record_versions(dict(self.model.named_parameters()))
 
     def _note_weights(self) -> None:
         """Record in this process the trainings that the weights come from."""
@@ -399,7 +403,7 @@ class Private:
 
     def _has_own_weights(self) -> bool:
         """Return True if the last change of the weights was a step of this training."""
-        return self._marks == mark_weights(dict(self.model.named_parameters()))
+        return self._versions == record_versions(dict(self.model.named_parameters()))
 
     def _look_up_start(self) -> None:
         """Add the known earlier trainings of the weights to those known so far."""
@@ -687,7 +691,7 @@ class Private:
             ) from None
         self.done = saved.step
         self._num_untaken = 0
-        self._mark_weights()
+        self._record_versions()
         if self.done:  # if the training is finished, no step of this process records it
             self._note_weights()
         return True

@@ -235,8 +235,8 @@ class SecureNoise:
 
     This is not enough if noise is added to a float32 sum: anyone who knows all examples but one
     would see in thousands of coordinates which of two sums can have led to the release. So sum and
-    noise are float64 (`widen`), and the release is rounded to a grid that does not depend on the
-    sum (`round_to_grid`).
+    noise are float64 (`to_float64`), and the release is rounded to a grid that does not depend on
+    the sum (`make_release`).
 
     Noise is drawn on the CPU, then moved to the tensor's device. A request's key is ignored. A step
     that is repeated is a new release, which the ledger counts.
@@ -353,7 +353,7 @@ def draw(
     return torch.complex(real, imaginary)
 
 
-def widen(total: dict[str, Tensor]) -> dict[str, Tensor]:
+def to_float64(total: dict[str, Tensor]) -> dict[str, Tensor]:
     """Convert a sum to float64 or complex128; overwrite and return `total`."""
     for name, value in total.items():
         wide = torch.complex128 if value.is_complex() else torch.float64
@@ -361,22 +361,22 @@ def widen(total: dict[str, Tensor]) -> dict[str, Tensor]:
     return total
 
 
-def round_to_grid(
-    release: dict[str, Tensor], mechanism: Mechanism, source: NoiseSource
+def make_release(
+    noisy_sum: dict[str, Tensor], mechanism: Mechanism, source: NoiseSource
 ) -> dict[str, Tensor]:
-    """Convert a noisy sum to its blocks' dtypes; overwrite and return `release`.
+    """Convert a noisy sum to its blocks' dtypes; overwrite and return `noisy_sum`.
 
-    With secure noise, first round it to a grid that depends on `std` alone. The grid's step is a
-    power of two, at most std/2¹⁶: negligible compared with the noise, but coarse compared with the
-    digits that float64 keeps of the sum (and float32 would reveal; see `SecureNoise`).
+    Secure noise is first rounded, with its sum, to a grid that depends on `std` alone. The grid's
+    step is a power of two, at most std/2¹⁶: negligible compared with the noise, but coarse compared
+    with the digits that float64 keeps of the sum (and float32 would reveal; see `SecureNoise`).
     """
     for block in mechanism.blocks:
-        value = release[block.name]
+        value = noisy_sum[block.name]
         if block.std > 0 and not source.repeatable:
             grid_step = 2.0 ** (math.floor(math.log2(block.std)) - 16)
             real_view(value).div_(grid_step).round_().mul_(grid_step)
-        release[block.name] = value.to(getattr(torch, block.dtype))
-    return release
+        noisy_sum[block.name] = value.to(getattr(torch, block.dtype))
+    return noisy_sum
 
 
 def add_noise(
@@ -392,7 +392,7 @@ def add_noise(
     conjugated.
 
     If several ranks hold a part of the sum each, exactly one of them must add ξ. With a secure
-    source, call `widen` before and `round_to_grid` after.
+    source, call `to_float64` before and `make_release` after.
 
     Args:
         total: sum of shares, by the name of the block.

@@ -42,9 +42,9 @@ Shape = tuple[Any, ...]
 def shape_of(
     batch: Batch,
     mechanism: Mechanism,
-    is_wide: bool,
+    is_float64: bool,
 ) -> Shape:
-    """Return the cache key of a captured sum: shapes, dtypes, devices, mechanism and `is_wide`.
+    """Return the cache key of a captured sum: shapes, dtypes, devices, mechanism and `is_float64`.
 
     `id` identifies the mechanism, because the captured sum keeps it alive: no later mechanism can
     get the same `id`.
@@ -52,7 +52,7 @@ def shape_of(
     inputs, targets = batch
     inputs_key = (inputs.shape[1:], inputs.dtype, inputs.device)
     targets_key = (targets.shape[1:], targets.dtype, targets.device)
-    return inputs_key, targets_key, id(mechanism), is_wide
+    return inputs_key, targets_key, id(mechanism), is_float64
 
 
 def rows_of(
@@ -106,7 +106,7 @@ class CapturedSum:
         mechanism: Mechanism,
         batch: Batch,
         rows: int,
-        is_wide: bool,
+        is_float64: bool,
     ) -> CapturedSum:
         """Return a sum for micro-batches like `batch`, whose first example fills every row.
 
@@ -116,13 +116,13 @@ class CapturedSum:
             mechanism: defines the blocks.
             batch: a micro-batch with at least one example.
             rows: number of rows.
-            is_wide: see `Total`.
+            is_float64: see `Total`.
         """
         inputs, targets = (part[:1].expand(rows, *part.shape[1:]).contiguous() for part in batch)
         if batch[0].dim() == 4 and not batch[0].is_contiguous():
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         device = inputs.device
-        total = Total(mechanism, device, is_wide).all_blocks()
+        total = Total(mechanism, device, is_float64).all_blocks()
         weights = torch.ones(rows, device=device)
         finite = torch.ones((), dtype=torch.bool, device=device)
         return CapturedSum(algorithm, loss, mechanism, total, inputs, targets, weights, finite)
@@ -187,7 +187,7 @@ class CapturedSums:
         mechanism: Mechanism,
         model: nn.Module,
         micro_batches: Iterable[Batch],
-        is_wide: bool = False,
+        is_float64: bool = False,
         ranks: int = 1,
     ) -> dict[str, Tensor] | None:
         """Return S over all micro-batches, or None if the caller must sum eagerly.
@@ -202,7 +202,7 @@ class CapturedSums:
             mechanism: the algorithm's mechanism, which defines the blocks.
             model: the model that is trained.
             micro_batches: the examples of the step.
-            is_wide: see `Total`. Default: false.
+            is_float64: see `Total`. Default: false.
             ranks: number of processes that share the batch. Default: 1.
         """
         max_rows, shares = 2**31, None
@@ -220,7 +220,7 @@ class CapturedSums:
             return None
         try:
             rows = rows_of(mechanism.sampling, max_rows, ranks)
-            return self._sum(algorithm, mechanism, micro_batches, rows, is_wide)
+            return self._sum(algorithm, mechanism, micro_batches, rows, is_float64)
         except torch.OutOfMemoryError:
             self.refused = "memory ran out"
             self.by_shape.clear()
@@ -232,13 +232,13 @@ class CapturedSums:
         mechanism: Mechanism,
         micro_batches: Iterable[Batch],
         rows: int,
-        is_wide: bool,
+        is_float64: bool,
     ) -> dict[str, Tensor] | None:
         first: CapturedSum | None = None
         for batch in micro_batches:
-            shape = shape_of(batch, mechanism, is_wide)
+            shape = shape_of(batch, mechanism, is_float64)
             if shape not in self.by_shape:
-                self.by_shape[shape] = self._make(algorithm, mechanism, batch, rows, is_wide)
+                self.by_shape[shape] = self._make(algorithm, mechanism, batch, rows, is_float64)
             captured = self.by_shape[shape]
             if self.refused or (first is not None and captured is not first):
                 return None
@@ -259,10 +259,10 @@ class CapturedSums:
         mechanism: Mechanism,
         batch: Batch,
         rows: int,
-        is_wide: bool,
+        is_float64: bool,
     ) -> CapturedSum:
         loss = per_example(algorithm.problem.loss)
-        captured = CapturedSum.of(algorithm, loss, mechanism, batch, rows, is_wide)
+        captured = CapturedSum.of(algorithm, loss, mechanism, batch, rows, is_float64)
         if self.capture:
             try:
                 captured.capture()

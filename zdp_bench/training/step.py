@@ -17,13 +17,13 @@ from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, setting
 from zdp_bench.gradients import Batch
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.privacy.noise import NoiseSource, add_noise, correlate, round_to_grid, widen
+from zdp_bench.privacy.noise import NoiseSource, add_noise, correlate, make_release, to_float64
 from zdp_bench.privacy.tally import BudgetExceeded, Tally
 from zdp_bench.training.batches import MICRO_BATCH, MicroBatches, free_memory, is_out_of_memory
 from zdp_bench.training.captured import CapturedSums
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.memory_layout import lay_out_as, lay_out_states
-from zdp_bench.training.model_checks.state import mark_weights, require_unwritten
+from zdp_bench.training.model_checks.state import record_versions, require_unchanged
 from zdp_bench.training.total import Total
 
 
@@ -58,6 +58,7 @@ class Training:
     )
 
     def __post_init__(self) -> None:
+        # From here on, `noise` is not the source that was passed if the mechanism correlates it.
         object.__setattr__(self, "noise", correlate(self.noise, self.mechanism()))
 
     @cached_property
@@ -105,8 +106,8 @@ def private_step(
         BudgetExceeded: the step would exceed `training.max_releases`. Nothing was drawn or changed.
         UserError: there is not enough memory for one example, or memory ran out in a step that
             repeats an earlier one.
-        WrittenError: the model or the loss changed a weight. The ledger counts the step, although
-            nothing was released.
+        WeightsChangedError: the model or the loss changed a weight. The ledger counts the step,
+            although nothing was released.
     """
     ledger, ranks = training.ledger, training.ranks
     is_repeat = ledger.has_released(step, weights_digest)  # repeating a release costs nothing
@@ -114,59 +115,35 @@ def private_step(
     if max_releases is not None and ledger.releases >= max_releases and not is_repeat:
         raise BudgetExceeded
     algorithm, mechanism = training.algorithm, training.mechanism()
-    device = next(iter(training.parameters.values())).device
     ledger.append(step, weights_digest)  # before the sum and its noise exist
-    is_wide = _needs_wide_sum(micro_batches, ranks)
-    # To notice, after the sum, that memory ran out and `sum_shares` halved the micro-batches.
+    is_float64 = _needs_float64_sum(micro_batches, ranks)
     size_before = micro_batches.size.examples if isinstance(micro_batches, MicroBatches) else None
-    marks = mark_weights(training.parameters)  # to notice if the model or the loss writes to them
-    try:
-        local_sum = training.captured_sums.sum(
-            algorithm,
-            mechanism,
-            training.model,
-            micro_batches,
-            is_wide,
-            ranks.size,
-        )
-        if local_sum is None:  # this step cannot use a CUDA graph: sum eagerly
-            local_sum = sum_shares(algorithm, mechanism, micro_batches, device)
-    except Exception:
-        # A KeyboardInterrupt is not caught. It may come while torch has replaced the weights in the
-        # model by other tensors, which `require_unwritten` would take for a write.
-        require_unwritten(training.parameters, marks)
-        raise
-    require_unwritten(training.parameters, marks)
-    is_secure = not training.noise.repeatable  # only secure noise cannot be drawn again
-    if is_wide or is_secure:  # secure noise is added in float64; see `SecureNoise`
-        local_sum = widen(local_sum)
+    local_sum = _sum_local_shares(training, mechanism, micro_batches, is_float64)
     if isinstance(micro_batches, MicroBatches):
+        # If memory runs out, `sum_shares` halves the size, which all later steps share.
         was_halved = ranks.any(micro_batches.size.examples != size_before)
         if was_halved:
-            # A repeat would begin with the smaller micro-batches, whose sum rounds differently.
+            # Smaller micro-batches round differently, so no later process may repeat this step.
             ledger.revoke_starts(step)
-        if was_halved and is_repeat:  # the same noise must not hide two different sums
-            raise UserError(
-                f"out of memory in step {step:,}, which was taken before and would not be "
-                "identical with smaller micro-batches: run the same command with "
-                f"{setting('trainer.micro_batch', micro_batches.size.examples)}. The run then "
-                "continues with new noise, and the step counts again."
-            )
+            if is_repeat:  # its noise was released with another sum: their difference has none
+                raise _out_of_memory_in_repeat(step, micro_batches.size.examples)
+    is_secure = not training.noise.repeatable
+    if is_float64 or is_secure:  # secure noise is added in float64; see `SecureNoise`
+        local_sum = to_float64(local_sum)
     # If the algorithm only averages, its division can be part of the noise pass, which saves a pass
     # over the sum. But ranks send undivided sums, and secure noise is rounded before the division.
-    fuse_division = algorithm.averages and ranks.size == 1 and not is_secure
-    if ranks.is_first:  # the sums of other ranks get their noise in the all-reduce
-        factor = 1 / expected_batch_size if fuse_division else 1.0
+    divides_with_noise = algorithm.averages and ranks.size == 1 and not is_secure
+    if ranks.is_first:  # ξ is added once; the all-reduce adds the sums of the other ranks
+        factor = 1 / expected_batch_size if divides_with_noise else 1.0
         local_sum = add_noise(local_sum, mechanism, training.noise, step, factor)
     if ranks.size > 1:
         ledger.sync()  # before the noisy sum leaves this process
     noisy_sum = ranks.all_reduce(local_sum)
-    # Seeded noise is not rounded: a wide sum is only converted to the blocks' dtypes.
-    release = round_to_grid(noisy_sum, mechanism, training.noise)
+    release = make_release(noisy_sum, mechanism, training.noise)
     # Read before `postprocess`, which advances the algorithm to its next step.
     sets_weights = algorithm.sets_weights
-    if fuse_division:
-        update = release
+    if divides_with_noise:
+        update = release  # `add_noise` has divided it
     else:
         update = algorithm.postprocess(release, expected_batch_size)
     if sets_weights:
@@ -177,12 +154,12 @@ def private_step(
         descend(training.parameters, training.optimizer, update)
 
 
-def _needs_wide_sum(micro_batches: Iterable[Batch], ranks: Ranks) -> bool:
+def _needs_float64_sum(micro_batches: Iterable[Batch], ranks: Ranks) -> bool:
     """Return True if the sum over all ranks may have too many examples for float32; see `Total`.
 
     Every rank must call it, and all get the same answer: sums of different dtypes cannot be added
-    up. The examples of an iterator are counted by `sum_shares` instead. Only tests pass one, whose
-    ranks have few examples.
+    up. An iterator can be read only once, so `sum_shares` counts its examples. Only tests pass
+    iterators, and their ranks have few examples together.
     """
     if isinstance(micro_batches, Iterator):
         return False
@@ -190,8 +167,48 @@ def _needs_wide_sum(micro_batches: Iterable[Batch], ranks: Ranks) -> bool:
         num_examples = micro_batches.count
     else:
         num_examples = sum(len(batch[0]) for batch in micro_batches)
-    max_examples = ranks.max(num_examples) * ranks.size  # of all ranks together
-    return max_examples > MICRO_BATCH
+    bound_over_ranks = ranks.max(num_examples) * ranks.size
+    return bound_over_ranks > MICRO_BATCH
+
+
+def _sum_local_shares(
+    training: Training, mechanism: Mechanism, micro_batches: Iterable[Batch], is_float64: bool
+) -> dict[str, Tensor]:
+    """Return the sum of the shares on this rank, from a CUDA graph if the step can use one.
+
+    Raises:
+        WeightsChangedError: the model or the loss changed a weight.
+    """
+    versions = record_versions(training.parameters)
+    try:
+        local_sum = training.captured_sums.sum(
+            training.algorithm,
+            mechanism,
+            training.model,
+            micro_batches,
+            is_float64,
+            training.ranks.size,
+        )
+        if local_sum is None:
+            device = next(iter(training.parameters.values())).device
+            local_sum = sum_shares(training.algorithm, mechanism, micro_batches, device)
+    except Exception:
+        # A KeyboardInterrupt is not caught. It may come while torch has replaced the weights in the
+        # model by other tensors, which `require_unchanged` would take for a change.
+        require_unchanged(training.parameters, versions)
+        raise
+    require_unchanged(training.parameters, versions)
+    return local_sum
+
+
+def _out_of_memory_in_repeat(step: int, micro_batch: int) -> UserError:
+    """Return the error of a repeated step that only smaller micro-batches fit."""
+    return UserError(
+        f"out of memory in step {step:,}, which was taken before and would not be identical with "
+        f"smaller micro-batches: run the same command with "
+        f"{setting('trainer.micro_batch', micro_batch)}. The run then continues with new noise, "
+        "and the step counts again."
+    )
 
 
 def sum_shares(
@@ -202,19 +219,19 @@ def sum_shares(
 ) -> dict[str, Tensor]:
     """Return S, the sum of all shares over all micro-batches, by block.
 
-    The sum is wide (see `Total`) if there are more than `MICRO_BATCH` examples. If memory runs out,
-    it starts again from zero with smaller micro-batches, so no example counts twice.
+    It is a sum in float64 (see `Total`) if there are more than `MICRO_BATCH` examples. If memory
+    runs out, it starts again from zero with smaller micro-batches, so no example counts twice. The
+    size of the micro-batches stays smaller.
     """
     while True:
         total = Total(mechanism, device)
         num_examples = 0
         try:
-            for arguments in arguments_of(micro_batches):
-                inputs, *_ = arguments[0]  # an audit's batches have no targets
-                num_examples += len(inputs)
-                if num_examples > MICRO_BATCH and not total.is_wide:
-                    total.widen()
-                algorithm.accumulate(total, *arguments)  # S += Σᵢ uᵢ, where ‖uᵢ‖₂ ≤ bound
+            for batch, *share_sizes in with_share_sizes(micro_batches):
+                num_examples += len(batch[0])
+                if num_examples > MICRO_BATCH and not total.is_float64:
+                    total.to_float64()
+                algorithm.accumulate(total, batch, *share_sizes)  # S += Σᵢ uᵢ, with ‖uᵢ‖₂ ≤ bound
             return total.all_blocks()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or not isinstance(micro_batches, MicroBatches):
@@ -225,11 +242,11 @@ def sum_shares(
         free_memory()  # after `except`, because the error keeps the tensors of the failed pass
 
 
-def arguments_of(micro_batches: Iterable[Batch]) -> Iterator[tuple[Any, ...]]:
-    """Yield the arguments of `accumulate` that follow the total, once for each micro-batch.
+def with_share_sizes(micro_batches: Iterable[Batch]) -> Iterator[tuple[Any, ...]]:
+    """Yield `(batch,)` for each micro-batch or, if several examples form a share, `(batch, sizes)`.
 
-    They are `(batch,)` or, if several examples form a share, `(batch, share_sizes)` with the number
-    of examples in each share of the batch.
+    `sizes` is the number of examples in each share of the batch. These are the arguments of
+    `Algorithm.accumulate` that follow the total.
     """
     if isinstance(micro_batches, MicroBatches) and micro_batches.shares is not None:
         share_sizes = [sizes for _, sizes in micro_batches.cuts()]

@@ -18,7 +18,7 @@ from tests.modules import Made
 from tests.training.model_checks.models import check, convolutional, mlp
 from zdp_bench import UserError
 from zdp_bench.gradients import per_example
-from zdp_bench.training.model_checks.state import mark_weights
+from zdp_bench.training.model_checks.state import record_versions
 
 # -------------------------------------------------------------------------- what the check leaves
 
@@ -86,10 +86,10 @@ def test_weights_that_are_replaced_are_found_wherever_their_memory_lies() -> Non
     layer = nn.Linear(1000, 1000)
     for _ in range(20):  # each time torch hands out memory again that it freed before
         layer.weight.data = layer.weight.data.clone()
-        marks = mark_weights(dict(layer.named_parameters()))
+        versions = record_versions(dict(layer.named_parameters()))
         for _ in range(20):
             layer.weight.data = layer.weight.data.clone()
-            assert mark_weights(dict(layer.named_parameters())) != marks
+            assert record_versions(dict(layer.named_parameters())) != versions
 
 
 # ------------------------------------------------------------------------- what is found at once

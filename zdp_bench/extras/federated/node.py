@@ -384,7 +384,7 @@ class Node:
                 round count, although their sum is not sent.
             UserError: this process was not asked to `prepare`. The server then asks it to join
                 again.
-            WrittenError: the model or the loss changed a weight.
+            WeightsChangedError: the model or the loss changed a weight.
         """
         if self.ledger is None:
             raise UserError(MUST_JOIN_AGAIN)

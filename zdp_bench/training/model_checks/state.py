@@ -26,12 +26,12 @@ from zdp_bench.training.model_checks.layers import advice_on, describe_layer, de
 SIMPLE_TYPES = (bool, int, float, str)
 
 
-class WrittenError(UserError):
+class WeightsChangedError(UserError):
     """A weight was changed in a way that no noise covers."""
 
 
 @dataclass(frozen=True, eq=False)
-class Mark:
+class WeightVersion:
     """The identity, version and memory of a weight at one time.
 
     Attributes:
@@ -47,36 +47,38 @@ class Mark:
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, Mark)
+            isinstance(other, WeightVersion)
             and self.parameter is other.parameter
             and self.version == other.version
             and self.memory.data_ptr() == other.memory.data_ptr()
         )
 
 
-Marks = dict[str, Mark]
+WeightVersions = dict[str, WeightVersion]
 
 
-def mark_weights(parameters: Mapping[str, nn.Parameter]) -> Marks:
-    """Return marks of the weights that require gradients, for `require_unwritten`.
+def record_versions(parameters: Mapping[str, nn.Parameter]) -> WeightVersions:
+    """Return the versions of the weights that require gradients, for `require_unchanged`.
 
     The values are not read, so this is fast. An in-place change through `.data` is not detected.
     """
     return {
-        name: Mark(p, p._version, p.detach()) for name, p in parameters.items() if p.requires_grad
+        name: WeightVersion(parameter, parameter._version, parameter.detach())
+        for name, parameter in parameters.items()
+        if parameter.requires_grad
     }
 
 
-def require_unwritten(parameters: Mapping[str, nn.Parameter], marks: Marks) -> None:
-    """Reject weights that were changed since they were marked.
+def require_unchanged(parameters: Mapping[str, nn.Parameter], versions: WeightVersions) -> None:
+    """Reject weights that were changed since their versions were recorded.
 
     Raises:
-        WrittenError: the model or the loss changed a weight.
+        WeightsChangedError: the model or the loss changed a weight.
     """
-    now = mark_weights(parameters)
-    for name, mark in marks.items():
-        if now.get(name) != mark:
-            raise WrittenError(
+    now = record_versions(parameters)
+    for name, version in versions.items():
+        if now.get(name) != version:
+            raise WeightsChangedError(
                 f"parameter '{name}' was changed by the model or the loss while its gradient was "
                 "computed, and no noise covers this change: make sure that neither writes weights, "
                 "and start again or resume from an earlier save."
@@ -99,22 +101,22 @@ def require_nothing_kept(model: nn.Module, inputs: Tensor) -> None:
     """
     # Two copies: one sees all examples, twice. The other sees fewer, in reverse order.
     twin, other_twin = copy_apart(model), copy_apart(model)
-    marks = mark_weights(dict(twin.named_parameters()))
+    versions = record_versions(dict(twin.named_parameters()))
     fewer_inputs = map_leaves(lambda leaf: leaf.flip(0)[1:], inputs)
     state_of_fewer, _ = _run(other_twin, fewer_inputs)
     first_state, first_output = _run(twin, inputs)
     second_state, second_output = _run(twin, inputs)
-    new_marks = mark_weights(dict(twin.named_parameters()))
-    old_names = marks.keys() | {name for name, _ in model.named_parameters()}
-    for name in new_marks:
+    new_versions = record_versions(dict(twin.named_parameters()))
+    old_names = versions.keys() | {name for name, _ in model.named_parameters()}
+    for name in new_versions:
         if name not in old_names:
             raise UserError(
                 f"parameter '{name}' is created in the first forward pass, so no optimizer has it: "
                 "call the model once on made-up inputs of the right shape, and then create the "
                 "optimizer."
             )
-    for name, mark in marks.items():
-        if new_marks.get(name) != mark:
+    for name, version in versions.items():
+        if new_versions.get(name) != version:
             raise UserError(
                 f"{describe_owner(model, name)} changes its '{name.rpartition('.')[2]}' in the "
                 "forward pass, as max_norm and flatten_parameters do, and no noise covers this "
