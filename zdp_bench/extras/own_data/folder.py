@@ -127,8 +127,8 @@ class Folder(Form, Dataset):
         content = self._digest(listing)
         paths = [item.path for item in listing.items]
         inputs = self._load("folder", listing, listing.kind, paths, content)
-        if listing.kind.is_image and int(inputs.max()) <= DARK:
-            log.warning("%s: no pixel is above a tenth of white; see dataset.window", self.path)
+        if listing.kind.is_image:
+            self._warn_of_darkness(inputs[listing.rows("test")])
         self._warn_of_copies(listing, inputs)
         targets = self._load_targets(listing, content)
         names = sorted({item.patient for item in listing.items})
@@ -326,6 +326,13 @@ class Folder(Form, Dataset):
             used = [indices.tolist() for indices in listing.used]
             text += repr((kind.name, kind.version, options, used))
         return files.digest(text)
+
+    def _warn_of_darkness(self, images: Tensor) -> None:
+        """Warn if test images, which are public, are dark; a log states no pixels of others."""
+        if len(images) and int(images.max()) <= DARK:
+            log.warning(
+                "%s: no pixel to test on is above a tenth of white; see dataset.window", self.path
+            )
 
     def _warn_of_copies(self, listing: Listing, inputs: Tensor) -> None:
         """Warn if two owners have the same example, even in files with different content."""
