@@ -261,6 +261,8 @@ def represent_splits(
     # Probes are test examples, because a check may not depend on the training set.
     probe_indices = torch.arange(min(NUM_PROBES, len(data.test)))
     probes, _ = data.test.batch(probe_indices)
+    if len(probes) == 1:  # a single example cannot show that examples are mixed
+        probes = torch.cat([probes, (probes / 2).to(probes.dtype)])
     if data.provenance != "synthetic":  # a stand-in's examples are noise, not pictures
         require_pixels(representation, probes)
     require_apart(representation, probes, device)
@@ -306,9 +308,11 @@ def require_pixels(representation: Representation, inputs: Tensor) -> None:
         return
     low, high = inputs.aminmax()
     if low < -PIXEL_TOLERANCE or high > 1 + PIXEL_TOLERANCE:
+        has_option = hasattr(representation.module, "pixels")
+        option = ", or their mean and deviation as representation.pixels" if has_option else ""
         raise UserError(
             f"representation={representation.name}: takes pictures with pixels in [0, 1], but "
-            "these have others. Set dataset.normalise=unit, or scale your own pictures."
+            f"these have others. Set dataset.normalise=unit{option}, or scale your own pictures."
         )
 
 

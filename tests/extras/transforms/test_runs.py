@@ -13,7 +13,7 @@ from tests.training.test_run import Silent
 from zdp_bench import registry, representations
 from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
-from zdp_bench.data import Examples, Splits
+from zdp_bench.data import Examples, Part, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.extras.sharing.export import export
@@ -111,6 +111,42 @@ def test_a_transform_that_was_changed_is_computed_again(
         torch.testing.assert_close(train.batch(torch.arange(20))[0], expected)
         torch.testing.assert_close(represent(items, "scaled").tensors[0], expected)
         assert ("is made again" in caplog.text) == is_changed
+
+
+@pytest.mark.parametrize("scale", ["standardised", "bytes"])
+def test_a_network_rejects_pixels_of_another_scale_unless_it_is_told(scale: str) -> None:
+    """Its features of standardised pixels were useless, in silence."""
+    options = {"network": "test_efficientnet", "weights": "untrained", "normalise": "none"}
+    unit = torch.rand(12, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    mean, deviation = (0.5, 0.25) if scale == "standardised" else (0, 1 / 255)
+    pictures = (unit - mean) / deviation
+    data = Splits(
+        Examples(pictures, torch.zeros(12)), Examples(pictures, torch.zeros(12)), (3, 32, 32), 1,
+        "own", scale,
+    )  # fmt: skip
+    network = build("network", options, (3, 32, 32), torch.float32)
+    with pytest.raises(UserError, match=r"pixels in \[0, 1\].* or .* representation\.pixels"):
+        represent_splits(network, data, scale)
+    told = build("network", options | {"pixels": [mean, deviation]}, (3, 32, 32), torch.float32)
+    features = represent_splits(told, data, scale).train.inputs
+    torch.testing.assert_close(features, network(unit), rtol=1e-3, atol=1e-3)
+
+
+class Mixing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(dim=0, keepdim=True)
+
+
+@pytest.mark.parametrize("num_test", [1, 2, 9])
+def test_a_transform_that_mixes_is_refused_whatever_the_number_of_test_examples(
+    num_test: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry._builders["representation"], "mixing", lambda shape: Mixing())
+    mixing = build("mixing", {}, (9, 9), torch.float32)
+    data = splits()
+    few = replace(data, test=Part(data.test, torch.arange(num_test)))
+    with pytest.raises(UserError, match="depends on other examples"):
+        represent_splits(mixing, few, f"mixing {num_test}")
 
 
 def test_neither_other_examples_nor_their_order_matter() -> None:

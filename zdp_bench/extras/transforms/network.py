@@ -55,7 +55,7 @@ class Network(nn.Module):
         mirror: if True, averages the pooled features of a picture and its mirror image.
         stage: index of the stage, from 0, whose output is used. Default: the last stage.
         pixels: mean and standard deviation by which the data set has standardised pixels in [0, 1].
-            Default: pixels are in [0, 1].
+            Default: pixels are in [0, 1], and others are rejected.
         normalise: normalises each example by its own statistics: over all features ('layer'), over
             each group of channels ('group'), or not at all ('none').
         groups: number of groups of channels for `normalise='group'`.
@@ -86,6 +86,7 @@ class Network(nn.Module):
     ) -> None:
         super().__init__()
         require_pictures("network", input_shape)
+        self.takes_unit_pixels = pixels is None
         self.pixels = pixels or [0.0, 1.0]
         rule = "the standard deviation must be positive"
         require(self.pixels[1] > 0, "representation.pixels", pixels, rule)
