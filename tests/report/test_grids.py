@@ -29,7 +29,7 @@ def test_a_run_of_other_settings_or_without_its_open_twin_is_shown_as_what_it_is
 ) -> None:
     save(tmp_path, run("private", 0.8), run("stranger", 0.99))
     (line,) = grids.build("cost", tmp_path, [filling("private")]).numbers
-    assert (line["values"], line["kept"]) == ("0.8", None)
+    assert (line["values"], line["retained_gain"]) == ("0.8", None)
 
 
 def test_a_row_states_how_many_owners_its_private_runs_train_on(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_the_threshold_of_forty_comparisons_is_stated_with_the_digits_of_p() -> 
         result.headline = Mock(value=0.5)
         result.headline.name = "accuracy"
     of_targets = dict.fromkeys((1.0, 2.0, 3.0, 8.0), runs)
-    lines = [grids.Line("row", name, None, of_targets) for name in names]
+    lines = [grids.GridLine("row", name, None, of_targets) for name in names]
     head = grids.compare_variants(lines, "complex")[0]
     assert head.startswith("Of 40 comparisons, complex is better in 0, worse in 0")
     assert "threshold of p 0.00125 (Bonferroni)" in head
@@ -121,7 +121,7 @@ def test_the_share_kept_of_an_error_is_of_what_it_fell_below_the_floor(
     register_task(monkeypatch)
     save(tmp_path, run_of_error("r", 1, 0.1, None), run_of_error("r", 1, 0.2))
     lines = grids.build("cost", tmp_path, [filling("r", "Chest films")]).numbers
-    assert [line["kept"] for line in lines] == [0.75, 1.0]
+    assert [line["retained_gain"] for line in lines] == [0.75, 1.0]
 
 
 @pytest.mark.parametrize(

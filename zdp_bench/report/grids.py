@@ -3,8 +3,9 @@
 A table has one line for each row or, if a row has variants, one for each variant. There is one
 column per target ε; ε = ∞ is training without privacy. A run belongs to a line if, apart from the
 seed, it computes the same as one of the line's jobs: their experiment digests are equal (`Filling`,
-in `report.cells`). With `compare: VARIANT`, notes below the table compare that variant with the
-others of its row, by t-tests that pair runs of the same seed.
+in `report.cells`). With `retained_gain: true`, a table shows the share of the non-private gain over
+the row's trivial `baseline` that private training retains. With `compare: VARIANT`, notes below the
+table compare that variant with the others of its row, by t-tests that pair runs of the same seed.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ RunsByTarget = dict[float, list[Record]]  # target ε -> the runs of all seeds a
 
 
 @dataclass(frozen=True)
-class Line:
-    """A row, or one variant of it.
+class GridLine:
+    """A line of a table: a row, or one variant of it.
 
     Attributes:
         baseline: Score of the trivial baseline; None if the table does not show the retained gain.
@@ -74,10 +75,10 @@ class Line:
         return sorted((target for target in self.runs if target < math.inf), reverse=True)
 
     @property
-    def spent(self) -> dict[float, Privacy]:
-        """What the first private run at each target ε spent, the largest ε first.
+    def privacy_by_target(self) -> dict[float, Privacy]:
+        """The privacy of the first private run at each target ε, the largest ε first.
 
-        Other seeds spend the same. Other folds may train on slightly more or fewer units.
+        That of other seeds is the same. Other folds may train on slightly more or fewer units.
         """
         return {target: self.runs[target][0].privacy for target in self.private_targets}
 
@@ -86,7 +87,7 @@ class Line:
         """The distinct numbers of units that its private runs train on, in ascending order."""
         counts: set[int] = set()
         for target in self.private_targets:
-            # `records` of a sampling counts the units that a step draws from.
+            # `records` of a sampling is the number of units that a step draws from.
             counts |= {run.privacy.sampling.records for run in self.runs[target]}
         return sorted(counts)
 
@@ -95,7 +96,7 @@ class Line:
         """Whose participation ε protects; empty without a private run."""
         if not self.private_targets:
             return ""
-        return self.spent[self.private_targets[0]].epsilon_of
+        return self.privacy_by_target[self.private_targets[0]].epsilon_of
 
     def scores_by_seed(self, target: float) -> dict[int, float]:
         """Return the test metric by seed, averaged over the folds of each."""
@@ -142,7 +143,7 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     published = everything_published.get(name, {})
     has_variants = any(line.variant for line in lines)
     # Tables that show the retained gain also show the number of training units.
-    shows_counts = bool(layout.get("kept"))
+    shows_counts = bool(layout.get("retained_gain"))
     cells_of_lines = [
         _cells_of(line, targets, published, has_variants, shows_counts) for line in lines
     ]
@@ -150,10 +151,10 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     notes += _note_incomplete_seeds(lines, runs_by_line)
     notes += compare_variants(lines, layout.get("compare"))
     notes += _works_cited(published, everything_published["works"])
-    numbers = [_numbers(line, target) for line in lines for target in sorted(line.runs)]
+    csv_rows = [_csv_row(line, target) for line in lines for target in sorted(line.runs)]
     columns = list(cells_of_lines[0])
-    rows = [list(cells.values()) for cells in cells_of_lines]
-    return Sheet(layout["title"], columns, rows, notes, origin=origin(name), numbers=numbers)
+    cell_rows = [list(cells.values()) for cells in cells_of_lines]
+    return Sheet(layout["title"], columns, cell_rows, notes, origin=origin(name), numbers=csv_rows)
 
 
 def _group_runs(
@@ -162,7 +163,7 @@ def _group_runs(
     """Group runs by row and variant, then by target ε."""
     rows: dict[tuple[str, str | None], RunsByTarget] = {}
     for filling in fillings:
-        if filling.substitute:  # another data set, in place of the recipe's
+        if filling.substitute:  # these tables show the recipes' own data sets only
             continue
         for run in filling.runs_of(all_records):
             # All private recipes of these tables set a target ε, so a run without one is not
@@ -170,27 +171,27 @@ def _group_runs(
             target = float(run.get("config.privacy.target_epsilon") or math.inf)
             by_target = rows.setdefault((filling.row, filling.variant), {})
             by_target.setdefault(target, []).append(run)
-    for by_target in rows.values():
-        for target, runs in by_target.items():
-            by_target[target] = deduplicate(runs)  # two recipes may share a run
-    return rows
+    return {
+        row: {target: deduplicate(runs) for target, runs in by_target.items()}
+        for row, by_target in rows.items()
+    }
 
 
 def _make_lines(
     layout: Mapping[str, Any], runs_by_line: Mapping[tuple[str, str | None], RunsByTarget]
-) -> list[Line]:
+) -> list[GridLine]:
     """Return the lines in the order of the table's rows and, within each, of its variants."""
     rows = layout["rows"]
     lines = []
     for (row, variant), by_target in runs_by_line.items():
         baseline = None
-        if layout.get("kept"):
-            baseline = (rows[row] or {}).get("floor")
+        if layout.get("retained_gain"):
+            baseline = (rows[row] or {}).get("baseline")
         runs = {target: _runs_of_complete_seeds(runs) for target, runs in by_target.items()}
-        lines.append(Line(row, variant, baseline, runs))
+        lines.append(GridLine(row, variant, baseline, runs))
     variants = list(layout.get("variants") or ())
 
-    def sort_key(line: Line) -> tuple[int, int, str]:
+    def sort_key(line: GridLine) -> tuple[int, int, str]:
         variant = line.variant or ""
         rank = len(variants)  # unlisted variants come last
         if variant in variants:
@@ -216,12 +217,12 @@ def _works_cited(
         published: the published results of each row.
         works: the works, by the numbers with which results cite them.
     """
-    numbers = sorted({result["work"] for results in published.values() for result in results})
-    return [f"[{number}] {works[number]}." for number in numbers]
+    cited = sorted({result["work"] for results in published.values() for result in results})
+    return [f"[{number}] {works[number]}." for number in cited]
 
 
 def _cells_of(
-    line: Line,
+    line: GridLine,
     targets: Sequence[float],
     published: Mapping[str, list[dict[str, Any]]],
     has_variants: bool,
@@ -234,7 +235,7 @@ def _cells_of(
     cells["ε protects"] = line.privacy_unit
     if shows_counts:
         cells["n"] = " or ".join(f"{units:,}" for units in line.unit_counts)
-    deltas = sorted({f"{privacy.delta:g}" for privacy in line.spent.values()})
+    deltas = sorted({f"{privacy.delta:g}" for privacy in line.privacy_by_target.values()})
     cells["δ"] = ", ".join(deltas)
     cells["metric"] = line.metric.label
     counts = sorted({len(runs) for runs in line.runs.values()})
@@ -248,7 +249,7 @@ def _cells_of(
     return cells
 
 
-def _show_values(line: Line, target: float) -> str:
+def _show_values(line: GridLine, target: float) -> str:
     """Return mean, deviation and retained gain: '89.3 ± 0.1 % (98 %)'; empty without a run."""
     scale, digits, unit = line.display_format
     values = list(line.scores_by_seed(target).values())
@@ -276,8 +277,8 @@ def _heading(target: float) -> str:
     return "non-private" if math.isinf(target) else f"ε = {target:g}"
 
 
-def _numbers(line: Line, target: float) -> dict[str, object]:
-    """Return the CSV's values of one line and target ε."""
+def _csv_row(line: GridLine, target: float) -> dict[str, object]:
+    """Return the values of a line at one target ε, by column of the CSV."""
     runs = line.runs[target]
     scores = line.scores_by_seed(target)
     retained = line.retained_gain(target)
@@ -294,7 +295,7 @@ def _numbers(line: Line, target: float) -> dict[str, object]:
         "num_units": " ".join(map(str, line.unit_counts)),
         "delta": privacy.delta,
         "mean": round(mean(scores.values()), 6),
-        "kept": None if retained is None else round(retained, 4),
+        "retained_gain": None if retained is None else round(retained, 4),
         "num_seeds": len(scores),
         "values": " ".join(f"{score:.6g}" for score in scores.values()),
         "seeds": " ".join(map(str, scores)),
@@ -311,8 +312,8 @@ class Comparison:
         gain: How much better the variant is, in the metric; negative if it is worse.
     """
 
-    line: Line
-    other: Line
+    line: GridLine
+    other: GridLine
     target: float
     test: Paired
     gain: float
@@ -327,7 +328,7 @@ class Comparison:
         return f"{_heading(self.target)}: {difference} {interval}{points}, p {show_p(test.p)}"
 
 
-def compare_variants(lines: Sequence[Line], chosen: str | None) -> list[str]:
+def compare_variants(lines: Sequence[GridLine], chosen: str | None) -> list[str]:
     """Compare the chosen variant with the others of its row, at each ε, by a paired t-test.
 
     The Bonferroni correction counts all comparisons of the table.
@@ -349,7 +350,7 @@ def compare_variants(lines: Sequence[Line], chosen: str | None) -> list[str]:
     if not comparisons:
         return []
     count, threshold = len(comparisons), bonferroni(len(comparisons))
-    # p is NaN if all differences are equal but not 0, which counts as not shown to be different.
+    # If all differences are equal but not 0, p is NaN, which is below no threshold.
     different = [comparison for comparison in comparisons if comparison.test.p < threshold]
     better = [comparison for comparison in different if comparison.gain > 0]
     worse = [comparison for comparison in different if comparison.gain < 0]
@@ -362,7 +363,7 @@ def compare_variants(lines: Sequence[Line], chosen: str | None) -> list[str]:
     return [head, *sentences]
 
 
-def _compare(line: Line, other: Line) -> list[Comparison]:
+def _compare(line: GridLine, other: GridLine) -> list[Comparison]:
     """Compare two lines at each ε that both have, the largest first."""
     comparisons = []
     for target in sorted(line.runs.keys() & other.runs.keys(), reverse=True):
@@ -370,30 +371,32 @@ def _compare(line: Line, other: Line) -> list[Comparison]:
         seeds = sorted(values.keys() & other_values.keys())
         test = paired_t([values[seed] for seed in seeds], [other_values[seed] for seed in seeds])
         if test is not None:
-            gain = line.metric.gain(test.mean, 0.0)  # positive if better, whatever the metric
+            gain = -test.mean if line.metric.less_is_better else test.mean
             comparisons.append(Comparison(line, other, target, test, gain))
     return comparisons
 
 
-def _note_epsilon_of_one_example(lines: Sequence[Line]) -> list[str]:
+def _note_epsilon_of_one_example(lines: Sequence[GridLine]) -> list[str]:
     """State the ε of a single example where owners are the unit and have several examples."""
-    # The ε of a line's columns as text, such as "15.2, 6.21" -> the names of its rows. They are the
-    # keys of a dict, because variants of a row repeat its name.
-    rows_by_epsilons: dict[str, dict[str, None]] = {}
+    # The ε of a line's columns as text, such as "15.2, 6.21" -> the names of its rows
+    rows_by_epsilons: dict[str, list[str]] = {}
     for line in lines:
-        epsilons = [_epsilon_of_one_example(privacy) for privacy in line.spent.values()]
-        if epsilons and all(epsilons):
-            rows_by_epsilons.setdefault(", ".join(epsilons), {})[line.row] = None
+        epsilons = [_epsilon_of_one_example(privacy) for privacy in line.privacy_by_target.values()]
+        if not epsilons or "" in epsilons:
+            continue
+        rows = rows_by_epsilons.setdefault(", ".join(epsilons), [])
+        if line.row not in rows:  # variants of a row repeat its name
+            rows.append(line.row)
     if not rows_by_epsilons:
         return []
     sentences = [f"{', '.join(rows)}: {epsilons}" for epsilons, rows in rows_by_epsilons.items()]
     stated = "; ".join(sentences)
-    why = "because removing it replaces the owner's clipped share and may move the sum by 2C, not C"
-    return [f"A single example of an owner has a larger ε, {why}. {stated}."]
+    why = "without it, the owner's clipped share is another, up to 2C away instead of C"
+    return [f"A single example of an owner has a larger ε: {why}. {stated}."]
 
 
 def _note_incomplete_seeds(
-    lines: Sequence[Line], runs_by_line: Mapping[tuple[str, str | None], RunsByTarget]
+    lines: Sequence[GridLine], runs_by_line: Mapping[tuple[str, str | None], RunsByTarget]
 ) -> list[str]:
     """State which seeds the lines leave out because they lack a fold."""
     left_out = []

@@ -19,7 +19,7 @@ from zdp_bench.extras.figures.reconstructions import draw_reconstructions
 from zdp_bench.report import names, papers, results
 from zdp_bench.tasks.metric import describe
 
-HALF_KEPT = 50  # percent of the gain
+HALF = 50  # percent of the gain
 ROW_HEIGHT = 0.34  # inches
 MAX_LABEL = 30  # characters of a row's label in one line
 LOG_RATIO = 8  # the x axis is logarithmic if max / min is at least this, in `draw_runs`
@@ -137,13 +137,13 @@ def panels_of(parts: Sequence[str]) -> list[str]:
 
 
 def draw_ours(name: str, folder: Path) -> Figure:
-    """Draw one of our tables: the gain kept by each row, or a panel for each row against ε."""
+    """Draw one of our tables: the gain that each row retains, or a panel for each row against ε."""
     points = read_table(name, folder, f"zdp-bench table {name} --write")
     points["x"] = points["target_epsilon"].astype(float)
     layout = papers.ours()[name]
-    if layout.get("kept"):
-        is_kept = points["kept"] != ""
-        return draw_kept(points[(points["x"] < math.inf) & is_kept], layout["title"])
+    if layout.get("retained_gain"):
+        has_gain = points["retained_gain"] != ""
+        return draw_retained_gains(points[(points["x"] < math.inf) & has_gain], layout["title"])
     metrics = points["metric"].map(describe)
     points["values"] = [
         [metric.scale * value for value in values]
@@ -155,16 +155,16 @@ def draw_ours(name: str, folder: Path) -> Figure:
     return drawing.draw_panels(points, "tight ε", log=True)
 
 
-def draw_kept(points: pd.DataFrame, title: str) -> Figure:
-    """Draw a line for each row of a table, with a marker at the share of the gain kept at each ε.
+def draw_retained_gains(points: pd.DataFrame, title: str) -> Figure:
+    """Draw a line for each row of a table, with a marker at the retained gain at each ε.
 
-    Rows that keep less than half at every ε are in a separate panel, so that the other rows use
+    Rows that retain less than half at every ε are in a separate panel, so that the other rows use
     the whole width of theirs.
     """
-    percent = 100 * points["kept"].astype(float)
-    points = points.assign(kept=percent)
-    keeps_half = points.groupby("row")["kept"].transform("max") >= HALF_KEPT
-    panels = [panel for panel in (points[keeps_half], points[~keeps_half]) if len(panel)]
+    percent = 100 * points["retained_gain"].astype(float)
+    points = points.assign(retained_gain=percent)
+    retains_half = points.groupby("row")["retained_gain"].transform("max") >= HALF
+    panels = [panel for panel in (points[retains_half], points[~retains_half]) if len(panel)]
     heights = [panel["row"].nunique() + 1 for panel in panels]
     figure = Figure(figsize=(drawing.WIDTH, 1 + ROW_HEIGHT * sum(heights)))
     grid = figure.subplots(
@@ -186,7 +186,7 @@ def _draw_rows(axes: Axes, points: pd.DataFrame) -> None:
     """Draw the rows of one panel, from top to bottom."""
     rows = list(dict.fromkeys(points["row"]))
     points = points.assign(height=points["row"].map(rows.index))
-    smallest = points.groupby("height")["kept"].min()
+    smallest = points.groupby("height")["retained_gain"].min()
     axes.axvline(
         100,
         color="0.4",
@@ -197,7 +197,7 @@ def _draw_rows(axes: Axes, points: pd.DataFrame) -> None:
     axes.hlines(smallest.index, smallest, 100, color="0.8", linewidth=1)
     for index, (target, markers) in enumerate(points.groupby("x")):
         style = drawing.curve_style(index) | {"linestyle": "none"}
-        axes.plot(markers["kept"], markers["height"], label=f"ε = {target:g}", **style)
+        axes.plot(markers["retained_gain"], markers["height"], label=f"ε = {target:g}", **style)
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10]))
     axes.set_yticks(range(len(rows)), list(map(_wrap_label, rows)), linespacing=1.0)
     axes.set_ylim(len(rows) - 0.5, -0.5)
