@@ -72,7 +72,8 @@ def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
         setattr(model.get_submodule(parent_name), child_name, norms[module])
     if not norms:
         raise UserError(
-            f"model.replace_batchnorm={how}: the model has no BatchNorm. Remove the key."
+            f"model.replace_batchnorm={how}: the model has no BatchNorm, so there is nothing to "
+            "replace."
         )
     return model
 

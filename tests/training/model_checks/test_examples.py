@@ -16,6 +16,8 @@ from zdp_bench.training.model_checks.examples import find_source
         ((7, 5), (7,), 5),
         ((10, 5), (3,), 5),  # CTC, which overwrites memory if a target is not a class
         ((5, 10), (3,), 5),
+        ((7, 3), (3,), 3),  # as many labels as classes
+        ((3, 7), (3,), 3),
         ((), (), 2),
     ],
 )

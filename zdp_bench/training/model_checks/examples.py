@@ -70,7 +70,7 @@ def find_source(
             twin = copy_apart(model)
             with takes_parts(twin):
                 output = twin(_draw(inputs, SAMPLES, None))
-            classes = _count_classes(output, targets)
+            classes = _count_classes(output)
         except Exception:  # the check will name the layer that fails
             return Source(inputs, targets, 2)
         try:
@@ -98,26 +98,14 @@ def _describe_example(part: Tensor) -> str:
     return describe(map_leaves(lambda leaf: leaf.new_empty(leaf.shape[1:]), part))
 
 
-def _count_classes(output: Tensor, targets: Tensor) -> int:
-    """Return a number of classes that a model distinguishes, at least 2.
+def _count_classes(output: Tensor) -> int:
+    """Return a number of classes that are valid for a model's output, at least 2.
 
-    If targets have all dimensions of the output but its last, as [B, T] for [B, T, classes], this
-    is the size of the last dimension. If they have all but dimension 1, as [B, T] for
-    [B, classes, T], it is the size of dimension 1. Otherwise, as for CTC, any dimension may be that
-    of the classes. The smallest is then used, because `F.ctc_loss` does not check targets: a class
-    that is too large makes it overwrite memory.
+    Which dimension of [B, ...] is that of the classes depends on the loss. The smallest dimension
+    has no more than the loss expects. `F.ctc_loss` does not check targets: a class that is too
+    large makes it overwrite memory.
     """
-    sizes = output.shape[1:]
-    if not sizes:
-        return 2
-    shapes = {leaf.shape[1:] for leaf in leaves_of(targets)}
-    if sizes[:-1] in shapes:
-        classes = sizes[-1]
-    elif sizes[1:] in shapes:
-        classes = sizes[0]
-    else:
-        classes = min(sizes)
-    return max(2, classes)
+    return max(2, min(output.shape[1:], default=2))
 
 
 def _draw(
