@@ -137,6 +137,8 @@ def test_no_text_with_a_control_character_is_parsed(
         (r"(?:left|right)\+([^/]+?)\.", "left+ab.png", "ab"),
         (r"[]x]([^]]*)\]", "]a]", "a"),
         (r".*(NORM|IMI).*", "x\nIMI", "IMI"),
+        (r"^(sub-\d+)_ses-\d+_run-\d+[.]", "sub-07_ses-1_run-2.nii", "sub-07"),
+        (r"^(a|b|c|d|e|f|g|h|i|j)_?x{3}", "h_xxx", "h"),
     ],
 )
 def test_a_simple_regular_expression_is_taken(pattern: str, text: str, found: str) -> None:
@@ -146,6 +148,9 @@ def test_a_simple_regular_expression_is_taken(pattern: str, text: str, found: st
 
 
 SLOW = [r"((\w+)+)+!", "(a|a)*!", "(a*)*", "(?:a?){30}a{30}", r"(a+)\1+!", "(?=(a+))+", "x*" * 5]
+SLOW += ["a?" * 26 + "a" * 26, "(a|a)" * 26 + "!", "a|" * 30 + "(a|a)" * 26, r"\\+" * 8 + "x"]
+SLOW += ["a{0,9}" * 9, "a{2,}" * 5, "^a*|a*a*a*", "[]" * 60 + "(?", "[]" * 60 + "*{"]
+SLOW += ["(" * 3000 + ")" * 3000, "a*" * 100_000]
 
 
 @pytest.mark.parametrize("pattern", [*SLOW, "(", "a{2", "[a", "(?i)a", "*a", "a**", "\\"])
@@ -154,7 +159,16 @@ def test_a_regular_expression_that_may_hang_or_is_none_is_refused(pattern: str) 
         compile_pattern(pattern)
 
 
-@given(st.text("ab1.\\w[]^-()|*+?{},", max_size=14), st.text("ab1", max_size=40))
+@pytest.mark.parametrize(
+    "pattern", ["^a*a*a*!", "a*?a*?!", "a?" * 13 + "!", "(a|a)" * 13 + "!", "^(a|a|a)a*a*?(a|a)!"]
+)
+def test_the_slowest_patterns_that_are_taken_match_any_name_in_seconds(pattern: str) -> None:
+    start = time.process_time()
+    compile_pattern(pattern).search("a" * 255)
+    assert time.process_time() - start < 5
+
+
+@given(st.text("ab1.\\w[]^-()|*+?{},", max_size=14), st.text("ab1", max_size=255))
 def test_what_is_taken_matches_fast(pattern: str, text: str) -> None:
     try:
         compiled = compile_pattern(pattern)

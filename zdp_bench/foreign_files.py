@@ -39,11 +39,13 @@ MAX_INT = 1 << 64
 MAX_PIXELS = 1 << 26  # of a picture, a plane, or a slice with all its coils
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a pair, which JSON escapes separately
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
-# In a regular expression, a character or a class of characters may be repeated; a group may not.
-_CHARACTER = r"(?:\\\D|\[\^?\]?(?:\\.|[^\]\\])*\]|[^][\\()|*+?{}])"
-_REPEATS = r"(?:[*+?]|\{\d{1,3}(?:,\d{0,3})?\})\??"
-_PATTERN = re.compile(rf"(?:{_CHARACTER}(?:{_REPEATS})?|\((?:\?:)?|\)|\|)*")
-MAX_REPEATS = 4  # in one regular expression
+# A token of a regular expression: a character or a class of characters, which may be repeated; or
+# the beginning or end of a group, which may not; or the bar between two alternatives.
+_CHARACTER = r"\\\D|\[\^?\]?+(?:\\.|[^\]\\])*+\]|[^][\\()|*+?{}]"
+_REPEATS = r"(?P<sign>[*+?])|\{(?P<min>\d{1,3})(?P<comma>,(?P<max>\d{0,3}))?\}"
+_TOKEN = re.compile(rf"(?:{_CHARACTER})(?:(?:{_REPEATS})\??)?+|\((?:\?:)?|\)|\|")
+NAME_LENGTH = 255  # longest name of a file
+MAX_WAYS = 10_000_000  # in which a regular expression may match a name of that length
 _JSON_TYPES = {dict, list, str, int, float, bool, type(None)}
 
 
@@ -315,20 +317,59 @@ def _too_many(source: str, max_nodes: int) -> UserError:
 def compile_pattern(pattern: str) -> re.Pattern[str]:
     """Compile an untrusted regular expression; reject one that could take long to match.
 
-    Only characters and classes of characters may be repeated. With nested repeats, as in `(a+)+`,
-    matching a text of thirty characters can take years.
+    Only characters and classes of characters may be repeated: with nested repeats, as in `(a+)+`,
+    matching a text of thirty characters can take years. Many repeats or alternatives in a row can
+    too, so the number of ways in which they can match a file's name is limited (`MAX_WAYS`).
     """
-    repeats = len(re.findall(r"(?<!\\)[*+{]", pattern))
-    if not _PATTERN.fullmatch(pattern) or repeats > MAX_REPEATS:
+    if _bound_ways(pattern) > MAX_WAYS:
         raise Unfit(
             f"'{pattern[:200]}' is not a simple regular expression: repeat characters or classes "
-            f"such as [0-9], not groups, and use at most {MAX_REPEATS} repeats"
+            "such as [0-9], not groups, and use few repeats and alternatives, of which one that "
+            "begins with ^ may have more"
         )
     try:
         with warnings.catch_warnings(action="ignore"):  # about sets such as [[a]
             return re.compile(pattern, re.DOTALL)
     except re.error as error:
         raise Unfit(f"'{pattern[:200]}' is not a regular expression: {error}") from None
+
+
+def _bound_ways(pattern: str) -> float:
+    """Return an upper bound on the ways in which a regular expression can match a file's name.
+
+    A way is a choice of the beginning of the match, of the length of each repeat, and of an
+    alternative of each group. A way takes at most one pass over the pattern. ∞ stands for a pattern
+    with anything but the tokens in `_TOKEN`.
+    """
+    alternatives = [1]  # of each open group; the first is the whole pattern
+    ways = 1
+    num_unbounded = 0  # choices of a position in the name
+    end = 0
+    while end < len(pattern):
+        match = _TOKEN.match(pattern, end)
+        if match is None:
+            return math.inf
+        end = match.end()
+        token = match[0]
+        if token == "|":
+            alternatives[-1] += 1
+        elif token in ("(", "(?:"):
+            alternatives.append(1)
+        elif token == ")" and len(alternatives) > 1:
+            ways *= alternatives.pop()
+        elif match["sign"] in ("*", "+") or (match["comma"] and not match["max"]):
+            num_unbounded += 1
+        elif match["sign"] == "?":
+            ways *= 2
+        elif match["max"]:
+            ways *= 1 + max(0, int(match["max"]) - int(match["min"]))
+        if len(alternatives) > MAX_DEPTH or ways > MAX_WAYS:
+            return math.inf
+    ways *= alternatives[0]
+    is_anchored = pattern.startswith("^") and alternatives[0] == 1
+    num_positions = num_unbounded + (not is_anchored)
+    # The positions are in order, so of n, k can be chosen in (n + k over k) ways.
+    return ways * math.comb(NAME_LENGTH + num_positions, num_positions)
 
 
 @cache
