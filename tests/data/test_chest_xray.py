@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zdp_bench.data.chest_xray import ChestXray, Film, patient_of
+from zdp_bench.data.chest_xray import FOLDER, ChestXray, Film, patient_of
 from zdp_bench.data.pictures import read_picture
 
 
@@ -40,6 +40,45 @@ def test_nobody_crosses_and_what_is_left_out_is_counted() -> None:
     assert people[1]
     assert not people[0] & people[1]
     assert not (people[0] | people[1]) & people[2]
+
+
+def test_films_of_a_patient_do_not_decide_which_of_another_are_kept() -> None:
+    """Dropped as a copy of another patient's, a film came back when that patient was removed."""
+    found = [film(patient, number, part="train") for patient in range(8) for number in range(3)]
+    found += [film(9, 1, part="test")]
+    digests = [f"{patient}" if patient % 2 else "shared" for patient in range(8) for _ in range(3)]
+    dataset = ChestXray(validation_share=0.0)
+    whole = dataset.split(found, [*digests, "test"]).train
+    assert len(whole) == 8  # one film of each patient
+    for patient in range(8):
+        rows = [row for row in range(24) if row // 3 != patient]
+        films = [found[row] for row in rows]
+        rest = dataset.split([*films, found[24]], [*(digests[row] for row in rows), "test"]).train
+        assert rest == [kept for kept in whole if kept.patient != f"person{patient}"]
+
+
+def test_films_that_validate_are_not_trained_on() -> None:
+    found = [film(patient, 1, part="train") for patient in range(8)]
+    found += [film(9, 1, part="test")]
+    digests = ["shared" if row % 2 else str(row) for row in range(9)]
+    digest_of = dict(zip(found, digests, strict=True))
+    split = ChestXray(validation_share=0.4).split(found, digests)
+    assert split.copies
+    validation = {digest_of[kept] for kept in split.validation}
+    assert not validation & {digest_of[kept] for kept in split.train}
+
+
+def test_two_patients_with_the_same_film_are_told(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = ChestXray(size=16).load(root)
+    assert "has the same content as" not in caplog.text
+    first, *_, last = sorted((root / FOLDER / "train" / "NORMAL").iterdir())
+    assert patient_of(first) != patient_of(last)
+    last.write_bytes(first.read_bytes())
+    after = ChestXray(size=16).load(root)
+    assert caplog.text.count("has the same content as") == 1
+    assert after.notes == before.notes
 
 
 def test_a_film_is_resized_over_its_whole_support(tmp_path: Path) -> None:

@@ -41,12 +41,12 @@ def test_a_picture_of_two_lesions_is_told(
     by_lesion = {of.lesion: of.path for of in list_pictures(root / FOLDER)}
     of = dataset("ham10000", size=16)
     notes = of.load(root).notes
-    assert "is the same picture as" not in caplog.text
+    assert "has the same content as" not in caplog.text
     first, second, third, *_ = by_lesion.values()
     shutil.copyfile(first, second)
     shutil.copyfile(first, third)
     assert of.load(root).notes == notes  # a record does not state what training examples are
-    assert caplog.text.count("is the same picture as") == 1
+    assert caplog.text.count("has the same content as") == 1
 
 
 @pytest.mark.slow

@@ -6,8 +6,10 @@ The release is split by film, not by patient. File names contain the patient:
 `person12_bacteria_45.jpeg`, `IM-0115-0001.jpeg`, `NORMAL2-IM-0587-0001-0002.jpeg`. The training
 films of a patient whose number also occurs in the test part are dropped. The two parts may number
 their patients separately, so this may drop films of different patients, but never keeps films of
-the same one. The notes count both. Of training films with equal content, one is kept, and none that
-is also a test film; the test part is as released.
+the same one. The notes count both. Of a patient's training films with equal content, one is kept,
+and none that is also a validation or test film. Whether a film is kept never depends on those of
+other patients to train on, so that ε holds for one patient more or less. The test part is as
+released.
 
 Validation films are those of whole patients of the train part. They steer the learning rate, and no
 ε covers them.
@@ -20,6 +22,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +39,7 @@ from zdp_bench.data import (
 )
 from zdp_bench.data.augmentation import Affine
 from zdp_bench.data.files import absent, digest, holds_any, list_files, sha256
-from zdp_bench.data.owners import hold_out_owners
+from zdp_bench.data.owners import hold_out_owners, warn_of_shared_files
 from zdp_bench.data.pictures import describe_size, load_pictures
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
@@ -78,7 +81,8 @@ class Split:
     Attributes:
         train, validation, test: films of each part.
         crossing: dropped train films of patients who are also in the test part.
-        copies: number of dropped films whose content occurred before.
+        copies: number of dropped train films with the content of another one of the patient, or of
+            a validation or test film.
         over_bound: number of dropped train films beyond `max_per_patient`.
     """
 
@@ -126,25 +130,30 @@ class ChestXray(Dataset):
         """
         test = [film for film in films if film.part == "test"]
         test_patients = {film.patient for film in test}
-        films_with_digests = list(zip(films, digests, strict=True))
-        seen_digests = {content for film, content in films_with_digests if film.part == "test"}
+        digest_of = dict(zip(films, digests, strict=True))
+        public_digests = {digest_of[film] for film in test}
+        seen: set[tuple[str, str]] = set()  # (patient, digest)
         rest: list[Film] = []
         crossing: list[Film] = []
         copies = 0
-        for film, content_digest in films_with_digests:
+        for film in films:
+            content = film.patient, digest_of[film]
             if film.part == "test":
                 continue
             if film.patient in test_patients:
                 crossing.append(film)
-            elif content_digest in seen_digests:
+            elif digest_of[film] in public_digests or content in seen:
                 copies += 1
             else:
-                seen_digests.add(content_digest)
+                seen.add(content)
                 rest.append(film)
         patients = [film.patient for film in rest]
         is_held = hold_out_owners(patients, self.validation_share, self.split_seed)
         validation = [film for film, held in zip(rest, is_held, strict=True) if held]
-        remaining = [film for film, held in zip(rest, is_held, strict=True) if not held]
+        public_digests |= {digest_of[film] for film in validation}
+        others = [film for film, held in zip(rest, is_held, strict=True) if not held]
+        remaining = [film for film in others if digest_of[film] not in public_digests]
+        copies += len(others) - len(remaining)
         train = self._bound_patients(remaining)
         rule = f"leaves {len(train)} films to train and {len(test)} to test"
         fits = bool(train and test)
@@ -173,7 +182,16 @@ class ChestXray(Dataset):
         size = self.size
         films = find_films(folder)
         digests = [sha256(film.path) for film in films]
+        row_of = {film: row for row, film in enumerate(films)}
         split = self.split(films, digests)
+        crossing = set(split.crossing)
+        others = [film for film in films if film.part == "train" and film not in crossing]
+        has_shared = warn_of_shared_files(
+            [film.path for film in others],
+            [film.patient for film in others],
+            [digests[row_of[film]] for film in others],
+            "remove one",
+        )
         contents = [
             f"{film.path.relative_to(folder)}:{content}"
             for film, content in zip(films, digests, strict=True)
@@ -183,7 +201,6 @@ class ChestXray(Dataset):
         names, groups = np.unique([film.patient for film in films], return_inverse=True)
         labels = torch.tensor([film.label for film in films])
         whole = Examples(pixels, labels, torch.from_numpy(groups), PIXELS)
-        row_of = {film: row for row, film in enumerate(films)}
 
         def take(part: list[Film]) -> Part:
             return Part(whole, torch.tensor([row_of[film] for film in part]))
@@ -197,7 +214,7 @@ class ChestXray(Dataset):
                 f"not the release's parts: {parts['train']:,} + {parts['test']:,} films to train + "
                 f"test, where it has {OFFICIAL[0]:,} + {OFFICIAL[1]:,}",
             )
-        options = (
+        options: tuple[Any, ...] = (
             size,
             self.validation_share,
             self.split_seed,
@@ -205,6 +222,8 @@ class ChestXray(Dataset):
             self.augment,
             PIXELS,
         )
+        if has_shared:  # one of them was dropped before, so the digests of other records hold
+            options = (*options, "copies of other patients kept")
         return Splits(
             take(split.train),
             take(split.test),

@@ -11,7 +11,6 @@ not split, so lesions are split here. ε does not cover validation pictures.
 from __future__ import annotations
 
 import csv
-import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +39,7 @@ from zdp_bench.data.files import (
     sha256,
 )
 from zdp_bench.data.owner_names import require_named
-from zdp_bench.data.owners import hold_out_owners
+from zdp_bench.data.owners import hold_out_owners, warn_of_shared_files
 from zdp_bench.data.pictures import describe_size, load_pictures
 from zdp_bench.errors import UserError, require
 from zdp_bench.foreign_files import expect, read_text, reading
@@ -62,8 +61,6 @@ MAX_METADATA = 1 << 22  # bytes
 PIXELS = (0.5, 0.25)
 
 Target = Literal["melanoma", "diagnosis"]
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -138,7 +135,9 @@ class Ham10000(Dataset):
         contents = [f"{path.name}:{content}" for path, content in zip(paths, digests, strict=True)]
         files = digest(f"{size}:{''.join(contents)}")
         pixels = load_pictures("lesions", files, paths, size, channels=3)
+        # None is dropped, because it is not known which of the lesions the picture shows.
         lesions = [picture.lesion for picture in pictures]
+        warn_of_shared_files(paths, lesions, digests, f"remove one with its row in {METADATA}")
         names, groups = np.unique(lesions, return_inverse=True)
         labels = torch.tensor([self.label(picture.diagnosis) for picture in pictures])
         all_examples = Examples(pixels, labels, torch.from_numpy(groups), PIXELS)
@@ -155,7 +154,6 @@ class Ham10000(Dataset):
             PIXELS,
         )
         diagnoses = sha256(home / METADATA)
-        warn_of_copies(pictures, digests)
         return Splits(
             parts["train"],
             parts["test"],
@@ -210,27 +208,6 @@ class Ham10000(Dataset):
             unit="lesion",
             owners=max(1, round(NUM_LESIONS * train / NUM_PICTURES)),
         )
-
-
-def warn_of_copies(pictures: Sequence[Picture], digests: Sequence[str]) -> None:
-    """Warn, once, if pictures of different lesions have the same bytes.
-
-    The published data may have such pictures. None is dropped, because it is not known which of the
-    lesions they show.
-    """
-    first_of: dict[str, Picture] = {}  # digest -> the first picture that has it
-    for picture, content in zip(pictures, digests, strict=True):
-        first = first_of.setdefault(content, picture)
-        if first.lesion != picture.lesion:
-            log.warning(
-                "%s: is the same picture as %s, of lesion %s, so that one lesion counts as two; "
-                "remove one with its row in %s",
-                picture.path,
-                first.path.name,
-                first.lesion,
-                METADATA,
-            )
-            return
 
 
 def list_pictures(home: Path) -> list[Picture]:

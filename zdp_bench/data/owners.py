@@ -8,9 +8,11 @@ follow, so examples are identified by their content and owners by their name, ne
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,6 +22,8 @@ from zdp_bench.data import DatasetInfo, Source, Splits
 from zdp_bench.errors import UserError
 
 BATCH = 1024  # examples that are digested at once
+
+log = logging.getLogger(__name__)
 
 
 def owners_of(data: Splits, setting: str) -> np.ndarray:
@@ -176,3 +180,32 @@ def hold_out_owners(
         held.add(names[index])
         examples += counts[names[index]]
     return np.array([owner in held for owner in owners])
+
+
+def warn_of_shared_files(
+    paths: Sequence[Path],
+    owners: Sequence[str],
+    digests: Sequence[str],
+    advice: str,
+) -> bool:
+    """Return True, and warn once, if files of different owners have the same content.
+
+    Args:
+        paths: paths of the files.
+        owners: name of each file's owner.
+        digests: digest of each file's content.
+        advice: what to do about such a file.
+    """
+    first_of: dict[str, int] = {}  # digest -> index of the first file that has it
+    for index, content in enumerate(digests):
+        first = first_of.setdefault(content, index)
+        if owners[first] != owners[index]:
+            log.warning(
+                "%s: has the same content as %s, of %s, so that one owner counts as two; %s",
+                paths[index],
+                paths[first].name,
+                owners[first],
+                advice,
+            )
+            return True
+    return False
