@@ -66,7 +66,8 @@ class Range:
         """Return (values − middle) / width of the range, clipped to ±`LIMIT`."""
         low, high = self.low, self.high
         if self.is_log:
-            # 0 has no logarithm. Values this far below `low` are clipped anyway.
+            # 0 has no logarithm. low / 1000 is clipped to -LIMIT, because no range with is_log has
+            # a `high` of more than 100 times `low`.
             values = np.log(np.maximum(values, low / 1000))
             low, high = math.log(low), math.log(high)
         middle = (low + high) / 2
@@ -75,9 +76,9 @@ class Range:
 
 # Where the ranges come from. None was computed from the records, and no clinician has reviewed
 # them.
-# - Looked up: "points", which are those of SOFA (Vincent et al. 1996, in Singer et al. 2016), SAPS
-#   II (Le Gall et al. 1993), APACHE II (Knaus et al. 1985) and APACHE III (Knaus et al. 1991, as in
-#   MIMIC's code); SSC, the Surviving Sepsis Campaign (Dellinger et al. 2013); TRICC; and the ARDS
+# - Looked up: the "points" of a value in the scores SOFA (Vincent et al. 1996, in Singer et al. 2016),
+#   SAPS II (Le Gall et al. 1993), APACHE II (Knaus et al. 1985) and APACHE III (Knaus et al. 1991, as
+#   in MIMIC's code); SSC, the Surviving Sepsis Campaign (Dellinger et al. 2013); TRICC; and the ARDS
 #   Network's target.
 # - Written from memory: all others. Unless a comment names another source, they are rounded
 #   reference ranges of adults, as in the American Board of Internal Medicine's list of 2024,
@@ -91,9 +92,9 @@ RANGES = {
     "BUN": Range(7, 40, is_log=True),  # mg/dL; APACHE III: more points from 40
     "Cholesterol": Range(120, 200),  # mg/dL; more than desirable from 200
     "Creatinine": Range(0.5, 2, is_log=True),  # mg/dL; SOFA: two points from 2
-    "DiasABP": Range(52, 80),  # mmHg; (3 · MAP − SysABP) / 2 of their ends, rounded
+    "DiasABP": Range(52, 80),  # mmHg; (3 · MAP − SysABP) / 2 of the ends of these two, rounded
     "FiO2": Range(0.21, 0.6),  # room air, and where oxygen becomes toxic
-    "GCS": Range(10, 15),  # SOFA: two points from 12 to 10
+    "GCS": Range(10, 15),  # SOFA: two points for 10 to 12, none for 15
     "Glucose": Range(70, 180, is_log=True),  # mg/dL; NICE-SUGAR 2009: the conventional target
     "HCO3": Range(20, 28),  # mmol/L; SAPS II: points below 20
     "HCT": Range(21, 36),  # %; TRICC (Hébert et al. 1999): 3 · haemoglobin, 7 to 12 g/dL
@@ -117,14 +118,14 @@ RANGES = {
     "Temp": Range(36, 38.4),  # °C; APACHE II: no points
     "TroponinI": Range(0.04, 4, is_log=True),  # µg/L; to a hundred times the reference limit
     "TroponinT": Range(0.01, 1, is_log=True),  # µg/L; likewise
-    "Urine": Range(35, 140, is_log=True),  # mL; SSC: 0.5 mL/kg in an hour, at 70 kg; times four
+    "Urine": Range(35, 140, is_log=True),  # mL; SSC: 0.5 mL/kg in an hour, at 70 kg; to four times
     "WBC": Range(4, 20, is_log=True),  # 1000/µL; SAPS II: points from 20
     "Weight": Range(50, 100),  # kg; round numbers
 }
 AGE = Range(50, 80)  # years; round numbers
 HEIGHT = Range(160, 180)  # cm; round numbers
-# 3: age, sex and height
-NUM_FEATURES = len(RANGES) * len(STATISTICS) + 3 + len(ICU_TYPES)
+NUM_DESCRIPTOR_FEATURES = 3 + len(ICU_TYPES)  # age, sex and height; the types of ICU
+NUM_FEATURES = len(RANGES) * len(STATISTICS) + NUM_DESCRIPTOR_FEATURES
 
 Record = dict[str, tuple[np.ndarray, np.ndarray]]  # variable -> minutes, values
 
@@ -170,18 +171,19 @@ class Physionet2012(Dataset):
         sets = {name: list_patients(home, name) for name in SETS}
         patients = [*sets["a"], *sets["b"]]
         contents = [f"{patient.path}:{sha256(home / patient.path)}" for patient in patients]
-        recipe = f"{RANGES!r}:{AGE!r}:{HEIGHT!r}:{LIMIT}:{FEATURES_VERSION}"
-        cache_key = f"{digest(''.join(contents))}:{recipe}"
+        feature_rules = f"{RANGES!r}:{AGE!r}:{HEIGHT!r}:{LIMIT}:{FEATURES_VERSION}"
+        cache_key = f"{digest(''.join(contents))}:{feature_rules}"
         inputs = self._load_features([home / patient.path for patient in patients], cache_key)
         targets = torch.tensor([int(patient.died) for patient in patients])
         record_ids = [patient.record_id for patient in patients]
-        names, owners = np.unique(record_ids, return_inverse=True)
-        all_examples = Examples(inputs, targets, torch.from_numpy(owners))
-        # `patients` begins with set-a, so its mask indexes the first examples. Set-b is for tests.
-        is_validation = self.hold_out([patient.record_id for patient in sets["a"]])
+        owner_names, owner_of_example = np.unique(record_ids, return_inverse=True)
+        all_examples = Examples(inputs, targets, groups=torch.from_numpy(owner_of_example))
+        # The first `num_a` examples are those of set-a. Set-b is for tests.
+        num_a = len(sets["a"])
+        is_validation = self.hold_out(record_ids[:num_a])
         train = take(all_examples, np.flatnonzero(~is_validation))
         validation = take(all_examples, np.flatnonzero(is_validation))
-        test = take(all_examples, np.arange(len(is_validation), len(patients)))
+        test = take(all_examples, np.arange(num_a, len(patients)))
         deaths = {name: sum(patient.died for patient in sets[name]) for name in SETS}
         counts = {name: len(sets[name]) for name in SETS}
         is_complete = deaths == NUM_DEATHS and counts == dict.fromkeys(SETS, NUM_PATIENTS)
@@ -197,7 +199,7 @@ class Physionet2012(Dataset):
             notes=f"one record per patient: {len(train):,} patients to train, {len(validation):,} "
             f"to validate (public), {len(test):,} to test",
             validation=validation if len(validation) else None,
-            owner_names=names.tolist(),
+            owner_names=owner_names.tolist(),
         )
 
     def _load_features(
@@ -214,7 +216,7 @@ class Physionet2012(Dataset):
             cache_key: text that identifies records, ranges and version.
         """
         shape = (len(paths), NUM_FEATURES)
-        blocks = (make_features(path)[None] for path in paths)
+        blocks = (make_features(path)[None] for path in paths)  # read only if they are not cached
         rows = torch.from_numpy(load_or_make("stays", digest(cache_key), shape, np.float32, blocks))
         if self.norm is None:
             return rows
@@ -234,7 +236,8 @@ class Physionet2012(Dataset):
     def released(self, root: Path) -> DatasetInfo | None:
         if (root / FOLDER).is_dir():
             return None
-        record_ids = [str(number) for number in range(NUM_PATIENTS)]  # any: the count is the same
+        # How many patients are held out depends on the number of RecordIDs only.
+        record_ids = [str(number) for number in range(NUM_PATIENTS)]
         num_validation = int(self.hold_out(record_ids).sum())
         return DatasetInfo(
             train=NUM_PATIENTS - num_validation,
@@ -306,12 +309,13 @@ def make_features(path: Path) -> np.ndarray:
 
 
 def summarise(series: tuple[np.ndarray, np.ndarray] | None, usual: Range) -> np.ndarray:
-    """Return the `STATISTICS` of a variable.
+    """Return the `STATISTICS` of a variable. "measured" is ½ if it was measured, and else −½.
+
+    The others are 0 if the variable was not measured. If it was not measured after 24 hours, the
+    last value stands for the mean after 24 hours.
 
     Args:
-        series: minutes and values; None if the variable was not measured, which gives the middle of
-            its range. If it was not measured after 24 hours, its last value replaces the mean after
-            24 hours.
+        series: minutes and values; None if the variable was not measured.
         usual: range of the variable.
     """
     if series is None:
@@ -333,7 +337,7 @@ def summarise(series: tuple[np.ndarray, np.ndarray] | None, usual: Range) -> np.
 
 
 def describe(record: Record) -> np.ndarray:
-    """Return age, sex, height and type of ICU, float64 [3 + len(ICU_TYPES)], 0 if unknown.
+    """Return age, sex, height and type of ICU, float64 [NUM_DESCRIPTOR_FEATURES], 0 if unknown.
 
     The published records state −1 for an unknown value, which `read_record` leaves out.
     """
@@ -362,10 +366,10 @@ def read_record(path: Path) -> Record:
     values: dict[str, list[float]] = {}
     with reading(path):
         expect(bool(lines) and lines[0] == HEADER, f"does not begin with {HEADER}")
-        for line_number, (minute, name, value) in enumerate(parse_lines(lines[1:]), 2):
-            is_own_record = name != "RecordID" or value == int(path.stem)
-            fault = f"has the RecordID {value:.10g} in line {line_number}, but another name"
-            expect(is_own_record, fault)
+        for line_number, minute, name, value in parse_lines(lines):
+            if name == "RecordID":
+                fault = f"has the RecordID {value:.10g} in line {line_number}, but another name"
+                expect(value == int(path.stem), fault)
             if value < 0:
                 continue
             minutes.setdefault(name, []).append(minute)
@@ -381,9 +385,9 @@ def read_record(path: Path) -> Record:
     return record
 
 
-def parse_lines(lines: Sequence[str]) -> Iterator[tuple[int, str, float]]:
-    """Yield minute, variable and value of each line of a record below its header."""
-    for line_number, line in enumerate(lines, 2):
+def parse_lines(lines: Sequence[str]) -> Iterator[tuple[int, int, str, float]]:
+    """Yield number, minute, variable and value of each line of a record below its header."""
+    for line_number, line in enumerate(lines[1:], start=2):
         where = f"in line {line_number}"
         cells = line.split(",")
         expect(len(cells) == 3, f"has {len(cells)} cells {where}")
@@ -399,4 +403,4 @@ def parse_lines(lines: Sequence[str]) -> Iterator[tuple[int, str, float]]:
         expect(math.isfinite(measured), f"has the value '{value}' {where}, not a number")
         is_in_range = name == "RecordID" or abs(measured) <= MAX_VALUE
         expect(is_in_range, f"has the value '{value}' {where}, outside ±{MAX_VALUE:,.0f}")
-        yield minute, name, measured
+        yield line_number, minute, name, measured
