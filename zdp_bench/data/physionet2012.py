@@ -76,10 +76,10 @@ class Range:
 
 # Where the ranges come from. None was computed from the records, and no clinician has reviewed
 # them.
-# - Looked up: the "points" of a value in the scores SOFA (Vincent et al. 1996, in Singer et al. 2016),
-#   SAPS II (Le Gall et al. 1993), APACHE II (Knaus et al. 1985) and APACHE III (Knaus et al. 1991, as
-#   in MIMIC's code); SSC, the Surviving Sepsis Campaign (Dellinger et al. 2013); TRICC; and the ARDS
-#   Network's target.
+# - Looked up: the "points" of a value in the scores SOFA (Vincent et al. 1996, in Singer et al.
+#   2016), SAPS II (Le Gall et al. 1993), APACHE II (Knaus et al. 1985) and APACHE III (Knaus et al.
+#   1991, as in MIMIC's code); SSC, the Surviving Sepsis Campaign (Dellinger et al. 2013); TRICC;
+#   and the ARDS Network's target.
 # - Written from memory: all others. Unless a comment names another source, they are rounded
 #   reference ranges of adults, as in the American Board of Internal Medicine's list of 2024,
 #   Harrison's Principles or the MSD Manual.
