@@ -229,7 +229,9 @@ def _apply_rule(
         if shares is None:
             return rule(layer.module, x, g)
         g = flush_subnormals(g.resolve_conj())  # `average_shares` requires it
-        return average_shares(lambda share: rule(layer.module, x[share], g[share]), shares)
+        return average_shares(
+            lambda share: rule(layer.module, x[share], g[share]), shares, g.device
+        )
     except NoRule as error:
         raise NoRule(f"layer '{layer.name}': {error}") from None
 

@@ -53,6 +53,7 @@ def select(shares: Shares, chosen: Tensor) -> tuple[Tensor, Shares]:
 def average_shares(
     rule: Callable[[slice], dict[str, LayerGradient]],
     shares: Shares,
+    device: torch.device,
 ) -> dict[str, LayerGradient]:
     """Return each parameter's gradients of shares, [S, *shape], from a layer's rule for examples.
 
@@ -64,6 +65,7 @@ def average_shares(
         rule: slice of the batch -> gradients of its examples, by parameter name. The output
             gradients must not be subnormal (`clipping.flush_subnormals`), or norms would be wrong.
         shares: number of examples of each share.
+        device: device of the gradients.
     """
     slices = cut(shares)
     # Cached because the function is called for each parameter of the layer.
@@ -73,7 +75,7 @@ def average_shares(
     def average_share(name: str, index: int) -> Tensor:
         gradient: LayerGradient = gradients_of(index)[name]
         size = shares[index]
-        ones = torch.ones(size, dtype=torch.float64)
+        ones = torch.ones(size, dtype=torch.float64, device=device)
         return gradient.weighted_sum(ones) / size
 
     return {
