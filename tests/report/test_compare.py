@@ -93,6 +93,13 @@ def test_a_run_is_named_by_recipe_digest_or_filter(tmp_path: Path) -> None:
         find_runs("a", every)
 
 
+def test_runs_on_different_data_are_no_seeds_of_one_experiment() -> None:
+    documents = [run("a", 1, 0.5), run("a", 2, 0.5)]
+    documents[1]["data"] |= {"digest": "e" * 64}
+    with pytest.raises(UserError, match=r"2 runs that differ .*data_digest dddddddd"):
+        find_runs("a", typed(documents))
+
+
 @pytest.mark.parametrize(
     ("word", "recipe"),
     [("recipe=b", "b"), ("recipe=a seed=1", "a"), ("seed=1", "a"), ("a100", "a"), ("mine", "a")],

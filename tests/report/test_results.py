@@ -57,9 +57,33 @@ def test_groups_have_count_mean_and_deviation_of_one_metric(tmp_path: Path) -> N
         ["a", "psnr", "1", "30", ""],
         ["b", "accuracy", "1", "0.9", ""],
     ]
+    repeated = sheet(tmp_path, by="recipe,recipe", columns="value,value")
+    assert (repeated.columns, repeated.rows) == (shown.columns, shown.rows)
     columns = "recipe,accuracy,psnr"  # a column of --by may be asked for again
     both = rows(tmp_path, columns=columns, by="recipe", sort="accuracy", descending=True)
     assert both == [["b", "1", "0.9", "", "", ""], ["a", "3", "0.6", "0.1414", "30", ""]]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_repeated_column_is_shown_once(tmp_path: Path) -> None:
+    save(tmp_path, record("a", 1))
+    assert sheet(tmp_path, columns="seed,recipe,seed").columns == ["seed", "recipe"]
+
+
+def test_a_group_of_one_experiment_on_different_data_is_stated(tmp_path: Path) -> None:
+    """Own data may change under one configuration, and were averaged as seeds are."""
+    runs = [record("a", seed, 0.5, config={"dataset": {"name": "folder"}}) for seed in (1, 2)]
+    save(tmp_path, *runs)
+    assert not sheet(tmp_path, by="recipe").notes
+    runs[1]["data"] |= {"digest": "e" * 64}
+    save(tmp_path, *runs)
+    assert "on different data: add data_digest" in sheet(tmp_path, by="recipe").notes[0]
+    assert not sheet(tmp_path, by="recipe,data_digest").notes
+    assert rows(tmp_path, columns="differs") == [["data_digest dddddddd"], ["data_digest eeeeeeee"]]
+    # Data that differ because a setting does are told by the setting.
+    runs[1]["config"] = {"dataset": {"name": "folder", "size": 8}}
+    save(tmp_path, *runs)
+    assert rows(tmp_path, columns="differs", sort="seed") == [[""], ["size 8"]]
 
 
 def test_a_run_that_two_recipes_share_counts_once_in_a_group(tmp_path: Path) -> None:
@@ -207,6 +231,11 @@ def test_the_filters_of_records_choose_the_unfinished_runs(
         "started_utc=2026-11-28 07:08",
         "started_utc=2026-11-28",
         "started_utc=2026-11-28T07:08:09+00:00",
+        "epsilon_tight=∞",
+        "epsilon_tight=inf",
+        "accuracy=0.8167",
+        "accuracy=0.81*",
+        "epsilon_patient=0.646",
     ],
 )
 def test_a_filter_takes_what_the_table_shows(tmp_path: Path, condition: str) -> None:
@@ -219,8 +248,12 @@ def test_a_filter_takes_what_the_table_shows(tmp_path: Path, condition: str) -> 
     run["run"] = "579a1ebe".ljust(64, "c")
     run["data"] |= {"digest": "d1234567".ljust(64, "0")}
     run["privacy"] |= {"ledger": {"digest": "1f234567".ljust(64, "0")}}
+    run["privacy"] |= {"epsilon_patient": 0.64551}
+    run["metrics"] = {"accuracy": 0.816666666}
     later = {"measured": {"started_utc": "2026-11-29T07:08:09+00:00"}}
-    save(tmp_path, run, record(seed=2, **later))
+    other = record(seed=2, **later)
+    other["privacy"] |= {"epsilon_tight": 3.0}
+    save(tmp_path, run, other)
     assert rows(tmp_path, condition, columns="seed") == [["1"]]
     if "*" not in condition and "," not in condition:
         (found,) = find_runs(condition, records.read_all(tmp_path))
@@ -247,6 +280,7 @@ def test_a_thousand_records_of_a_hundred_recipes_are_told_apart_at_once() -> Non
     columns = {key: [row % 7 for row in range(rows)] for key in keys}
     names = {"recipe": [f"r{row % 100}" for row in range(rows)]}
     nothing = {"variant": [None] * rows, "provenance": ["official"] * rows}
+    nothing |= {"data_digest": ["d"] * rows}
     frame = pd.DataFrame(columns | names | nothing)
     began = time.process_time()
     said = tell_differences(frame, keys)

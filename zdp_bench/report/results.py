@@ -28,6 +28,7 @@ LABELS = ("name", "tags")  # shown by default if a run has them
 IMPORTANT = (*LABELS, "recipe", DIFFERS, "value", "epsilon_tight", "seed", "run", TIME)
 # For a column of ε, the column that states the unit it protects. Default: `epsilon_of`.
 UNITS = {"epsilon_patient": "privacy_unit"}
+MIXED_DATA = "Some groups have runs of one experiment on different data: add data_digest to --by."
 DIGESTS = ("run", "experiment", "data_digest", "ledger_digest", "commit")
 # Prefixes of recorded keys that do not affect results
 NO_RESULT = ("claims.", "trainer.micro_batch", "privacy.total_budget")
@@ -85,7 +86,7 @@ def keep(frame: pd.DataFrame, filters: Sequence[str]) -> pd.DataFrame:
         words = _split_values(value)
         passing = frame[[_passes(column, cell, words) for cell in cells]]
         if passing.empty:
-            values = {cell(column, value) or "null" for value in cells}
+            values = {show(column, value) or "null" for value in cells}
             raise UserError(
                 f"{condition}: none of {_count(len(frame), 'record')} has it."
                 f"{suggestion(value, values)}"
@@ -124,7 +125,7 @@ def tell_differences(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
         frame: the records.
         keys: columns that are keys of the configuration.
     """
-    columns = {key: frame[key].tolist() for key in ("variant", "provenance", *keys)}
+    columns = {key: frame[key].tolist() for key in (*FACTS, *keys)}
     rows_of_recipe: dict[str, list[int]] = {}
     for row, recipe in enumerate(frame["recipe"]):
         rows_of_recipe.setdefault(recipe, []).append(row)
@@ -133,9 +134,19 @@ def tell_differences(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
         words = {key: [_as_word(cells[row]) for row in rows] for key, cells in columns.items()}
         differing = _differing(words)
         for row in rows:
-            values = {key: columns[key][row] for key in differing if key != "seed"}
+            values = {key: columns[key][row] for key in differing}
             differences[row] = _join_values(values)
     return differences
+
+
+def list_differing(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """Return the settings, other than the seed, in which runs differ.
+
+    Args:
+        frame: the records.
+        keys: columns that are keys of the configuration.
+    """
+    return _differing({key: list(map(_as_word, frame[key])) for key in (*FACTS, *keys)})
 
 
 def _as_word(value: Any) -> str:
@@ -145,27 +156,34 @@ def _as_word(value: Any) -> str:
 
 
 def _differing(words: dict[str, list[str]]) -> list[str]:
-    """Return the keys whose values differ.
+    """Return the keys whose values differ, except for the seed.
 
     If the name of a plug-in differs, so do its options. They are left out unless they also differ
-    between runs with the same name.
+    between runs with the same name. So are data that differ because their settings do.
 
     Args:
         words: values of each run by key, as `_as_word` returns them.
     """
-    differing = [key for key, cells in words.items() if len({*cells}) > 1]
+    differing = [key for key, cells in words.items() if len({*cells}) > 1 and key != "seed"]
+    data_settings = [key for key in differing if key.startswith(DATA_SETTINGS)]
 
-    def follows_from_name(key: str) -> bool:
-        """Return True if each name of the plug-in has one value of the key."""
+    def follows(key: str) -> bool:
+        """Return True if the name of the plug-in, or the settings of the data, fix the value."""
         name = f"{key.partition('.')[0]}.name"
-        if key == name or name not in differing:
+        causes = [name] if name in differing and key != name else []
+        if key == "data_digest":
+            causes = data_settings
+        if not causes:
             return False
-        pairs = {*zip(words[name], words[key], strict=True)}
-        return len(pairs) == len({*words[name]})
+        values_of_causes = [*zip(*(words[cause] for cause in causes), strict=True)]
+        pairs = {*zip(values_of_causes, words[key], strict=True)}
+        return len(pairs) == len({*values_of_causes})
 
-    return [key for key in differing if not follows_from_name(key)]
+    return [key for key in differing if not follows(key)]
 
 
+FACTS = ("variant", "provenance", "data_digest")  # in which runs may differ, beside their settings
+DATA_SETTINGS = ("provenance", "dataset.", "representation")  # beginnings of such keys
 SELF_EXPLAINING = ("name", "variant", "provenance")  # keys whose values need no label
 
 
@@ -173,7 +191,7 @@ def _join_values(values: dict[str, Any]) -> str:
     """Join values, each with the last part of its key as a label: 'dp_sgd, lr 0.1'."""
     parts: dict[str, None] = {}  # without repetition, in order
     for key, value in values.items():
-        text = cell(key, value)
+        text = show(key, value)
         label = key.rpartition(".")[2]
         if text and label not in SELF_EXPLAINING:
             text = f"{label} {text}"
@@ -213,14 +231,17 @@ def sheet(
         frame = keep(frame, filters)
     frame[DIFFERS] = tell_differences(frame, keys)
     if columns:
-        names = columns.split(",")
+        names = list(dict.fromkeys(columns.split(",")))
     else:
         names = ["value"] if by else _default_columns(frame)
     shown = [find(name, frame) for name in names]
     title = _count(len(frame), "record")
     notes = _unfinished(results, filters)
     if by:
-        frame = _group(frame, [find(name, frame) for name in by.split(",")], shown)
+        groups = [find(name, frame) for name in dict.fromkeys(by.split(","))]
+        if _mixes_data(frame, groups):
+            notes.append(MIXED_DATA)
+        frame = _group(frame, groups, shown)
         title = f"{_count(len(frame), 'group')} of {title}"
         shown = list(frame.columns)
     elif not sort:
@@ -234,7 +255,7 @@ def sheet(
         frame = frame.head(limit)
     values = frame[shown].astype(object)
     lines: list[dict[Any, Any]] = values.where(values.notna(), None).to_dict("records")
-    rows = [[cell(name, line[name]) for name in shown] for line in lines]
+    rows = [[show(name, line[name]) for name in shown] for line in lines]
     return Sheet(title, shown, rows, notes, numbers=lines, important=IMPORTANT)
 
 
@@ -267,6 +288,12 @@ def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFr
         columns[name] = groups[name].mean()
         columns[f"{name}_sd"] = groups[name].std()
     return pd.DataFrame(columns).reset_index()
+
+
+def _mixes_data(frame: pd.DataFrame, by: Sequence[str]) -> bool:
+    """Return True if a group has runs of one experiment on different data."""
+    digests = frame.groupby([*dict.fromkeys([*by, "experiment"])], dropna=False)["data_digest"]
+    return bool((digests.nunique() > 1).any())
 
 
 def _require_comparable(name: str, groups: Any) -> None:
@@ -307,13 +334,15 @@ def _unfinished(results: Path, filters: Sequence[str]) -> list[str]:
 def _passes(column: str, cell: Any, words: Sequence[str]) -> bool:
     """Return True if a cell matches one of the user's words.
 
-    Each of a run's tags is a cell. A digest or a time matches its beginning, as it is shown.
+    Each of a run's tags is a cell. A value also matches as it is shown: a number rounded, a digest
+    or a time by its beginning.
     """
     cells = cell.split(", ") if column == "tags" and isinstance(cell, str) else [cell]
-    pairs = list(product(cells, words))
-    if column in (*DIGESTS, TIME):
-        return any(_begins(value, word) or _equals(value, word) for value, word in pairs)
-    return any(_equals(value, word) for value, word in pairs)
+    for value, word in product(cells, words):
+        begins = column in (*DIGESTS, TIME) and _begins(value, word)
+        if begins or _equals(value, word) or _equals(show(column, value), word):
+            return True
+    return False
 
 
 def _begins(cell: Any, word: str) -> bool:
@@ -350,7 +379,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def cell(column: str, value: Any) -> str:
+def show(column: str, value: Any) -> str:
     """Return a value as a column shows it. Digests are shortened to eight digits."""
     if value is None or value != value:
         return ""

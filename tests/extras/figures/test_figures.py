@@ -236,6 +236,22 @@ def test_each_algorithm_is_a_curve_with_its_gap_and_the_non_private_run_a_line(
     assert "n = 1 to 2" in legend.get_title().get_text()
 
 
+@pytest.mark.parametrize(
+    ("by", "says"),
+    [
+        (["algorithm", "algorithm"], "the mean over seeds (n = 1 to 2), with"),
+        (["recipe"], "the mean over runs that differ in algorithm.name (n = 1 to 3), with"),
+    ],
+)
+def test_the_legend_says_what_the_runs_of_a_point_differ_in(
+    results: Path, by: list[str], says: str
+) -> None:
+    """Runs with other settings were said to be seeds."""
+    figure = figures.draw_runs(results, [], "epsilon_tight", "accuracy", by)
+    (legend,) = figure.legends
+    assert says in legend.get_title().get_text()
+
+
 def test_a_run_that_two_recipes_share_is_drawn_once(results: Path) -> None:
     copy = make("a", 0, 0.51, 1, algorithm={"name": "dp_sgd", "target": 1})
     assert copy["run"] in {run.run for run in records.read_all(results)}

@@ -62,6 +62,7 @@ def draw_panels(
     *,
     columns: int = 2,
     log: bool = False,
+    averaged: str = "seeds",
 ) -> Figure:
     """Draw one panel for each value of `panel`, with one line for each value of `curve`.
 
@@ -76,6 +77,7 @@ def draw_panels(
         x_label: the label of the x axis.
         columns: the largest number of panels in a row.
         log: if True, the x axis is logarithmic.
+        averaged: what the values of a point differ in, for the note below the panels.
     """
     titles = list(dict.fromkeys(points["panel"]))
     curves = list(dict.fromkeys(points["curve"]))
@@ -101,7 +103,7 @@ def draw_panels(
             axes.set_xticks(every_x, [f"{x:.4g}" for x in every_x])
             axes.minorticks_off()
     counts = points["values"].map(len)
-    note = describe_points(counts[counts > 0])
+    note = describe_points(counts[counts > 0], averaged)
     if (points["x"] == math.inf).any():
         note += f"; dotted: {x_label} = ∞"
     _add_legend(figure, note)
@@ -179,14 +181,20 @@ def curve_style(index: int) -> dict[str, Any]:
     }
 
 
-def describe_points(counts: Iterable[int]) -> str:
-    """Return a sentence on what a point is, given the number of seeds of each point."""
+def describe_points(counts: Iterable[int], averaged: str = "seeds") -> str:
+    """Return a sentence on what a point is.
+
+    Args:
+        counts: the number of runs of each point.
+        averaged: what the runs of a point differ in, such as "seeds".
+    """
     counts = list(counts)
     smallest, largest = min(counts), max(counts)
     if largest == 1:
-        return "each point: one seed (n = 1)"
+        return "each point: one run (n = 1)"
     number = f"n = {largest}" if smallest == largest else f"n = {smallest} to {largest}"
-    return f"each point: the mean over seeds ({number}), with a band from the least to the largest"
+    band = "with a band from the least to the largest"
+    return f"each point: the mean over {averaged} ({number}), {band}"
 
 
 def _add_legend(figure: Figure, title: str) -> None:

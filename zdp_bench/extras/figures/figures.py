@@ -22,6 +22,7 @@ from zdp_bench.tasks.metric import describe
 HALF = 50  # percent of the gain
 ROW_HEIGHT = 0.34  # inches
 MAX_LABEL = 30  # characters of a row's label in one line
+MAX_DIFFERING = 3  # settings that a legend names
 LOG_RATIO = 8  # the x axis is logarithmic if max / min is at least this, in `draw_runs`
 
 
@@ -276,11 +277,11 @@ def draw_runs(
     Raises:
         UserError: a column or key is unknown or has no numbers, or there are too many curves.
     """
-    frame, _ = results.read_frame(records.read_all(folder))
+    frame, keys = results.read_frame(records.read_all(folder))
     frame = results.keep(frame, filters)
     x = results.find(x, frame, "--x")
     metric = results.find(metric, frame, "--y")
-    by = [results.find(column, frame, "--by") for column in by]
+    by = [results.find(column, frame, "--by") for column in dict.fromkeys(by)]
     frame = results.drop_repeated(frame, by)
     numbers = pd.to_numeric(frame[x], errors="coerce")
     y = pd.to_numeric(frame[metric], errors="coerce")
@@ -303,11 +304,30 @@ def draw_runs(
             f"{len(drawing.COLOURS)}. Choose another column, or draw fewer runs: "
             "--runs COLUMN=VALUE."
         )
-    values = runs.groupby(["curve", "x"])["y"].agg(list)
+    groups = runs.groupby(["curve", "x"])["y"]
+    differing: dict[str, None] = {}  # without repetition, in order
+    for _, group in groups:
+        differing |= dict.fromkeys(results.list_differing(frame.loc[group.index], keys))
+    values = groups.agg(list)
     points = values.rename("values").reset_index()
     finite = points.loc[points["x"] < math.inf, "x"]
     smallest, largest = finite.min(), finite.max()
     log = bool(smallest > 0 and largest >= LOG_RATIO * smallest)
     with mpl.rc_context(drawing.STYLE):
         points = points.assign(panel="", y=description.axis)
-        return drawing.draw_panels(points, x.replace("_", " "), log=log)
+        return drawing.draw_panels(
+            points,
+            x.replace("_", " "),
+            log=log,
+            averaged=_name_averaged(list(differing)),
+        )
+
+
+def _name_averaged(differing: Sequence[str]) -> str:
+    """Return what the runs of a point differ in: 'seeds', or 'runs that differ in KEY, KEY'."""
+    if not differing:
+        return "seeds"
+    listed = ", ".join(differing[:MAX_DIFFERING])
+    if len(differing) > MAX_DIFFERING:
+        listed += f" and {len(differing) - MAX_DIFFERING} more"
+    return f"runs that differ in {listed}"
