@@ -88,6 +88,16 @@ def test_what_does_not_fit_is_refused(root: Path) -> None:
         Msd(task="spleen").load(root)
 
 
+@pytest.mark.parametrize("part", ["imagesTr", "labelsTr"])
+def test_two_files_of_one_volume_are_refused(part: str, root: Path) -> None:
+    """Which of two masks was taken depended on the names of the files."""
+    first, *_ = nifti.paths_of(root / FOLDER / part)
+    ending = ".nii" if first.name.endswith(".gz") else ".nii.gz"
+    nifti.write(first.with_name(nifti.name_of(first) + ending), nifti.read(first), SPACING)
+    with pytest.raises(UserError, match=r"is the same volume as .*; each may occur once"):
+        Msd(size=32, **SHARES).load(root)
+
+
 def test_a_volume_of_the_grid_s_size_stays_as_it_is_and_a_finer_one_is_averaged() -> None:
     volume = torch.randn(4, 6, 5)
     assert torch.equal(resize(volume, [4, 6, 5]), volume)

@@ -43,7 +43,15 @@ from zdp_bench.data import (
 )
 from zdp_bench.data.augmentation import Affine
 from zdp_bench.data.cache import load_or_make
-from zdp_bench.data.files import absent, card, digest, holds_any, require_inside, sha256
+from zdp_bench.data.files import (
+    absent,
+    card,
+    digest,
+    holds_any,
+    require_distinct,
+    require_inside,
+    sha256,
+)
 from zdp_bench.data.nifti import resample, resample_mask, to_bytes
 from zdp_bench.data.owners import place_owners
 from zdp_bench.errors import UserError, require, unknown
@@ -95,8 +103,8 @@ def find_cases(folder: Path, channel: int = 0) -> list[LabelledVolume]:
     """
     if not folder.is_dir():
         raise absent(folder, "msd")
-    images = {nifti.name_of(path): path for path in nifti.paths_of(folder / "imagesTr")}
-    labels = {nifti.name_of(path): path for path in nifti.paths_of(folder / "labelsTr")}
+    images = _paths_by_name(folder / "imagesTr")
+    labels = _paths_by_name(folder / "labelsTr")
     for name in sorted(set(images) ^ set(labels)):
         missing = "labelsTr" if name in images else "imagesTr"
         raise UserError(
@@ -118,6 +126,13 @@ def find_cases(folder: Path, channel: int = 0) -> list[LabelledVolume]:
         require(channel < channels, "dataset.channel", channel, rule)
         cases.append(LabelledVolume(name, image, label, header))
     return cases
+
+
+def _paths_by_name(folder: Path) -> dict[str, Path]:
+    """Return the paths of the volumes in a folder by name; reject two files of one name."""
+    paths = nifti.paths_of(folder)
+    require_distinct(paths, nifti.name_of, "volume")
+    return {nifti.name_of(path): path for path in paths}
 
 
 def _read_headers(image: Path, label: Path) -> nifti.Header:
