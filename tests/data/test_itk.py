@@ -9,6 +9,7 @@ import pytest
 
 from zdp_bench.data import nifti
 from zdp_bench.errors import UserError
+from zdp_bench.extras.own_data import readers
 
 sitk = pytest.importorskip("SimpleITK")
 
@@ -38,6 +39,15 @@ def test_a_volume_lies_where_its_nifti_does(
     assert header.spacing == pytest.approx(SPACING)
     np.testing.assert_allclose(header.affine, wanted.affine, atol=1e-5)
     nifti.require_same_place(made, header, wanted)
+
+
+def test_an_mha_may_begin_with_a_comment(tmp_path: Path) -> None:
+    """MetaIO writes it before the object's type, and own data are recognised by their start."""
+    nifti.write(tmp_path / "v.nii", DATA, SPACING)
+    made = convert(tmp_path / "v.nii", ".mha")
+    made.write_bytes(b"Comment = made by a scanner\n" + made.read_bytes())
+    np.testing.assert_array_equal(nifti.read(made), DATA)
+    assert readers.kind_of(made).name == "volume"
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

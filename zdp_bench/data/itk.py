@@ -17,8 +17,8 @@ import numpy as np
 from zdp_bench.foreign_files import expect
 
 NRRD = b"NRRD000"
-MHA = b"ObjectType"
-MARKS = (NRRD, MHA)
+MHA = (b"ObjectType", b"Comment = ")
+MARKS = (NRRD, *MHA)
 MAX_HEADER = 2**18  # bytes
 MAX_LINE = 600  # bytes of a line of a NRRD header
 _FREE_TEXT = re.compile(rb"#|[^:]*:=|content:")
@@ -28,7 +28,7 @@ TO_RAS = np.diag([-1.0, -1.0, 1.0])
 def is_itk(path: Path) -> bool:
     """Return True if a file begins like an MHA or NRRD file."""
     with path.open("rb") as file:
-        return file.read(len(MHA)).startswith(MARKS)
+        return file.read(max(map(len, MARKS))).startswith(MARKS)
 
 
 def open_image(path: Path) -> Any:
