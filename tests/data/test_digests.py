@@ -168,6 +168,27 @@ def test_hidden_files_of_macos_are_no_examples(
     assert content(again) == content(whole)
 
 
+# Tables and headers of text that spreadsheets and editors save with a byte order mark.
+TEXTS = {
+    "folder listed": ["own/list.csv"],
+    "ham10000": ["ham10000/HAM10000_metadata.csv"],
+    "physionet2012": ["physionet2012/Outcomes-a.txt", "physionet2012/set-a/*.txt"],
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_a_byte_order_mark_changes_nothing_but_the_digest(
+    case: str, files_of: tuple[Path, Dataset], tmp_path: Path
+) -> None:
+    root, of = files_of
+    whole = of.load(root)
+    for pattern in TEXTS[case]:
+        for path in root.glob(pattern):
+            path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    assert content(of.load(root)) == content(whole)
+
+
 def _each(part: Source) -> Iterator[bytes]:
     """Yield a name of each example: its numbers, as they are before anything is drawn."""
     uniforms = torch.zeros(len(part), N_UNIFORMS) if part.is_stochastic else None

@@ -255,7 +255,7 @@ def read_metadata(table: Path) -> dict[str, tuple[str, str]]:
     Raises:
         UserError: the table lacks a column, or a row is damaged or repeated.
     """
-    lines = csv.DictReader(read_text(table, MAX_METADATA).splitlines(), strict=True)
+    lines = csv.DictReader(read_text(table, MAX_METADATA, "utf-8-sig").splitlines(), strict=True)
     rows: dict[str, tuple[str, str]] = {}
     with reading(table):
         columns = lines.fieldnames or []

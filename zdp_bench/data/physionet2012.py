@@ -285,7 +285,7 @@ def list_patients(home: Path, name: str) -> list[Patient]:
 
 def read_outcomes(table: Path) -> dict[str, bool]:
     """Return whether each patient died in hospital, by RecordID."""
-    lines = csv.reader(read_text(table).splitlines(), strict=True)
+    lines = csv.reader(read_text(table, encoding="utf-8-sig").splitlines(), strict=True)
     died: dict[str, bool] = {}
     with reading(table):
         expect(next(lines, []) == OUTCOMES, f"does not begin with {','.join(OUTCOMES)}")
@@ -361,7 +361,7 @@ def read_record(path: Path) -> Record:
     Raises:
         UserError: a line is damaged, or the record is not that of the patient in its name.
     """
-    lines = read_text(path).splitlines()
+    lines = read_text(path, encoding="utf-8-sig").splitlines()
     minutes: dict[str, list[int]] = {}
     values: dict[str, list[float]] = {}
     with reading(path):
