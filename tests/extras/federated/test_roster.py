@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from flwr.app import Message
+from flwr.app import Error, Message
 from hypothesis import given
 from hypothesis import strategies as some
 
@@ -133,6 +133,64 @@ def test_a_count_never_falls_and_never_is_below_what_was_asked_for(
 
 TOLD = {"node": LIAR, "records": 10, "examples_per_patient": 1}
 SAME = {"experiment": "e", "seed": 1, "data": "d"}
+
+
+class Clients:
+    """Flower's grid: clients that connect when the server has looked a number of times."""
+
+    def __init__(self, number_of: dict[int, int | None], joins_at: dict[int, int]) -> None:
+        """Take each client's number, or None if it fails, and when it connects if not at once."""
+        self.number_of, self.joins_at = number_of, joins_at
+        self.looks = 0
+        self.answers: dict[str, Message] = {}
+
+    def get_node_ids(self) -> list[int]:
+        self.looks += 1
+        return [client for client in self.number_of if self.looks > self.joins_at.get(client, 0)]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        for message in messages:
+            message_id = str(len(self.answers))
+            message.metadata.__dict__["_message_id"] = message_id
+            number = self.number_of[message.metadata.dst_node_id]
+            values = {"node": number, "records": 10, "examples_per_patient": 1, "seed": 0}
+            body = Error(1, "it fails") if number is None else content(values)
+            self.answers[message_id] = Message(body, reply_to=message)
+            yield message_id
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self.answers[message_id] for message_id in message_ids]
+
+
+LATE = {12: 9}  # node 2 connects when the server looks for the tenth time
+
+
+@pytest.mark.parametrize(
+    ("number_of", "joins_at", "is_complete", "looks"),
+    [
+        ({10: 0, 11: 1, 12: 2}, LATE, True, 10),
+        ({10: 0, 11: 1, 99: 7, 12: 2}, LATE, True, 10),  # a client too many
+        ({10: 0, 11: 1, 98: 7, 99: 8, 12: 2}, LATE, True, 10),
+        ({10: 0, 11: 1, 99: None}, {}, False, 1),  # whose number is not known: it may be node 2
+        ({10: 0, 11: None, 99: 7, 12: None}, {}, False, 1),
+        ({10: 0, 11: None, 99: 7, 12: 2}, LATE, False, 10),
+    ],
+)
+def test_the_server_waits_for_each_node_that_may_still_come(
+    configured: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    number_of: dict[int, int | None],
+    joins_at: dict[int, int],
+    is_complete: bool,
+    looks: int,
+) -> None:
+    """A client too many that it refused passed for one of the nodes."""
+    set_sender()
+    monkeypatch.setattr("zdp_bench.extras.federated.roster.POLL_INTERVAL", 0.0)
+    clients = Clients(number_of, joins_at)
+    roster = Roster(clients, configured("federated.nodes=3"), {}, None, {})  # type: ignore[arg-type]
+    assert roster.wait_for(3, 60.0, lambda: 0) == is_complete
+    assert clients.looks == looks
 
 
 @pytest.mark.parametrize(

@@ -193,12 +193,22 @@ class Roster:
             self.meet()
             if len(self.present) >= count or asked_to_stop():
                 return True
-            num_decided = len(self.present) + len(self._refused)
-            if not self._pending and num_decided >= self.num_nodes:
+            if not self._pending and self._is_decided():
                 return False
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL_INTERVAL)
+
+    def _is_decided(self) -> bool:
+        """Return True if every node that is not present is refused.
+
+        A refused client whose number is not known may be any of these nodes. One with a number that
+        the federation does not have, or that of a present node, is none of them.
+        """
+        absent = set(range(self.num_nodes)) - self.present.keys()
+        refused_numbers = [refusal.number for refusal in self._refused.values()]
+        num_without_number = refused_numbers.count(None)
+        return len(absent.difference(refused_numbers)) <= num_without_number
 
     def prepare(
         self,
