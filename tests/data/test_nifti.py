@@ -29,6 +29,32 @@ def test_every_orientation_comes_out_the_same(tmp_path: Path, codes: str) -> Non
     assert header.shape == DATA.shape
 
 
+@pytest.mark.parametrize(("unit", "size"), [("meter", 1e3), ("micron", 1e-3), ("unknown", 1)])
+def test_positions_are_in_mm_whatever_unit_the_header_names(
+    unit: str, size: float, tmp_path: Path
+) -> None:
+    """Voxels of 0.9 mm in metres were too small for a usable affine, and those of a microscope."""
+    image = nibabel.Nifti1Image(DATA, np.diag([*np.divide((0.5, 0.0009, 3), size), 1.0]))
+    image.header.set_xyzt_units(unit)
+    nibabel.save(image, tmp_path / "v.nii.gz")
+    header = nifti.read_header(tmp_path / "v.nii.gz")
+    assert header.spacing == pytest.approx((0.5, 0.0009, 3))
+    mask = tmp_path / "mask.nii.gz"
+    nifti.write(mask, DATA % 2, (0.5, 0.0009, 3))
+    nifti.require_same_place(mask, nifti.read_header(mask), header)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1, 1e6])
+def test_an_affine_whose_axes_are_parallel_is_refused(size: float, tmp_path: Path) -> None:
+    affine = np.diag([size, size, size, 1.0])
+    affine[:, 1] = affine[:, 0]
+    image = nibabel.Nifti1Image(DATA, None)
+    image.header.set_sform(affine, code=1)
+    nibabel.save(image, tmp_path / "v.nii")
+    with pytest.raises(UserError, match="has no usable affine"):
+        nifti.read_header(tmp_path / "v.nii")
+
+
 def test_the_files_own_scaling_is_applied_and_labels_stay_whole(tmp_path: Path) -> None:
     image = nibabel.Nifti1Image(np.linspace(0, 2, 24).reshape(2, 3, 4), np.eye(4))
     image.set_data_dtype(np.uint8)  # nibabel writes slope and intercept

@@ -130,6 +130,21 @@ def test_a_codec_is_named_with_the_package_that_has_it(tmp_path: Path) -> None:
     assert_refused(lambda: inspect_dicom(path), "0.dcm", "JPEG-LS Lossless.* needs .*pyjpegls")
 
 
+@pytest.mark.parametrize("unit", [1e6, 1, 1e-6, 1e-9, 1e-30])
+@pytest.mark.parametrize("window", [None, (0.0, 1.0)])
+def test_bytes_do_not_depend_on_the_unit(unit: float, window: tuple[float, float] | None) -> None:
+    """Planes in small units, such as diffusion in m²/s, came out black."""
+    planes = torch.rand(2, 8, 8, generator=torch.Generator().manual_seed(0))
+    limits = window and (window[0] * unit, window[1] * unit)
+    expected = to_bytes(planes, window)
+    torch.testing.assert_close(to_bytes(planes * unit, limits), expected, rtol=1e-4, atol=1e-2)
+
+
+def test_a_plane_of_one_intensity_is_black() -> None:
+    for value in (0.0, 1e-12, 5.0):
+        assert not to_bytes(torch.full((1, 4, 4), value), None).any()
+
+
 @pytest.mark.parametrize("pixels", [17, 4096, 5000 * 3])
 def test_a_plane_s_percentiles_are_torch_s(pixels: int) -> None:
     planes = torch.rand(3, 1, pixels, generator=torch.Generator().manual_seed(1)) * 1000

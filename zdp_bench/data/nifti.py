@@ -41,6 +41,9 @@ NUM_HIPPOCAMPI = 260
 # Increment when a file that was accepted is rejected, or is read as other voxels; part of the cache
 # key and of derived folders' names. Since 2, the checksum of a .gz file is verified.
 READING = 2
+# Code of the unit of space in a NIfTI header -> its size in mm; others are taken to be mm.
+MILLIMETRES = {1: 1000.0, 2: 1.0, 3: 0.001}  # m, mm, µm
+MIN_VOLUME = 1e-6  # of a voxel, divided by the product of its sides: axes must not be parallel
 MAX_DEFLATE_RATIO = 1032  # no .gz file unpacks to more than this times its size
 MAX_TRAILING_BYTES = 2**26  # after the voxels; read to reach the checksum at the end
 LABEL_TOLERANCE = 1e-3  # maximum distance of a label from an integer, after the file's scaling
@@ -157,7 +160,7 @@ def read_header(path: Path) -> Header:
 
     with reading(path):
         image = _open(path)
-        affine = np.asarray(image.affine)
+        affine = _affine_in_mm(image)
         orientation = _orientation(image)
         spacing = np.sqrt((affine[:3, :3] ** 2).sum(axis=0))
         stored_axes = np.argsort(orientation[:, 0])  # the stored axes that become R, A and S
@@ -261,11 +264,20 @@ def _open(path: Path) -> Any:
     expect(math.prod(shape) <= MAX_VOXELS, rule)
     longest, second, *_ = sorted(shape[:3], reverse=True)
     require_size(longest, second)
-    affine = np.asarray(image.affine)
-    is_finite = bool(np.isfinite(affine).all())
-    is_usable = is_finite and abs(np.linalg.det(affine[:3, :3])) >= 1e-9
+    axes = np.asarray(image.affine)[:3, :3]
+    lengths = np.linalg.norm(axes, axis=0)
+    is_finite = bool(np.isfinite(image.affine).all())
+    # Relative to the size of a voxel, which depends on the unit.
+    is_usable = is_finite and abs(np.linalg.det(axes)) > MIN_VOLUME * lengths.prod()
     expect(is_usable, "has no usable affine, so its orientation is unknown")
     return image
+
+
+def _affine_in_mm(image: Any) -> np.ndarray:
+    """Return the affine of an image with its positions in mm, whatever unit its header names."""
+    unit = int(image.header["xyzt_units"]) & 0b111
+    size = MILLIMETRES.get(unit, 1.0)
+    return np.diag([size, size, size, 1.0]) @ np.asarray(image.affine)
 
 
 def _orientation(image: Any) -> np.ndarray:
@@ -346,7 +358,8 @@ def to_bytes(image: Tensor, window: Window) -> Tensor:
         low, high = torch.tensor(window[0]), torch.tensor(window[1])
     else:
         low, high = _find_percentiles(image)
-    scaled = (image - low) / (high - low).clamp(min=1e-6)
+    # Only a plane of one intensity has no range: units may be small, such as m²/s.
+    scaled = (image - low) / (high - low).clamp(min=torch.finfo(torch.float32).tiny)
     return scaled.clamp(0, 1) * 255
 
 

@@ -335,6 +335,7 @@ DICOM = Kind(
     keys=("window",),
     channels=(1,),
     mask=PNG_MASK,
+    version=2,
 )
 VOLUME = Kind(
     "volume",
@@ -343,7 +344,7 @@ VOLUME = Kind(
     VOLUMES,
     keys=("window", "depth"),
     mask=VOLUME_MASK,
-    version=nifti.READING,
+    version=nifti.READING + 1,  # `to_bytes` has changed once
 )
 COMPLEX_VOLUME = replace(
     VOLUME,
