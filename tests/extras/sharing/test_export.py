@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 
 import zdp_bench
 from tests.extras.sharing.conftest import head_of, wrong
@@ -21,7 +22,7 @@ from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing.export import export
-from zdp_bench.extras.sharing.folder import read_weights, write_weights
+from zdp_bench.extras.sharing.folder import read_shapes, read_weights, write_weights
 from zdp_bench.privacy.accounting import pld
 from zdp_bench.training.run import Outcome
 from zdp_bench.training.run_folder import command_of
@@ -75,11 +76,47 @@ def test_every_file_of_an_export_may_be_read_by_the_same_people(exported: Path) 
 def test_weights_of_every_kind_come_back_bit_for_bit(tmp_path: Path) -> None:
     numbers = torch.randn(3, 4, dtype=torch.complex128)
     weights = {"wide": numbers, "narrow": numbers.to(torch.complex64).conj()}
+    weights |= {"a b.weight": numbers, '["c"].d\n': numbers.conj(), "5": numbers}
     weights |= {"tied": numbers.real[::2], "count": torch.tensor(7)}
     write_weights(tmp_path / "w.safetensors", weights)
     found = read_weights(tmp_path / "w.safetensors")
     assert all(torch.equal(found[name], weights[name]) for name in weights)
     assert all(found[name].dtype == weights[name].dtype for name in weights)
+    shapes = {name: list(weight.shape) for name, weight in weights.items()}
+    assert read_shapes(tmp_path / "w.safetensors") == shapes
+
+
+PAIRS = torch.zeros(3, 2, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("names", "tensors", "reason"),
+    [
+        ("a", {"a": PAIRS}, None),  # of an older version
+        ("0 1", {"0": PAIRS, "1": PAIRS.clone()}, None),
+        ("0", {"0": PAIRS}, None),
+        ('["a", "a"]', {"a": PAIRS}, None),
+        ("b", {"a": PAIRS}, "lacks the complex tensor b"),
+        ('["b"]', {"a": PAIRS}, "lacks the complex tensor b"),
+        ('["a"]', {"a": PAIRS[:, :1].clone()}, "no pairs of numbers"),
+        ('["a"]', {"a": torch.tensor(1.0, dtype=torch.float64)}, "no pairs of numbers"),
+        ('["a"]', {"a": PAIRS.float()}, "no pairs of numbers"),
+        ('["a", 1]', {"a": PAIRS}, "no names of tensors"),
+        ("[" * 100_000, {"a": PAIRS}, "lacks the complex tensor"),
+    ],
+)
+def test_complex_weights_that_the_file_does_not_have_are_named(
+    tmp_path: Path, names: str, tensors: dict[str, torch.Tensor], reason: str | None
+) -> None:
+    """`verify` and `load` ended in a KeyError."""
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(save(tensors, {"complex128_as_pairs": names}))
+    for read in (read_weights, read_shapes):
+        if reason is None:
+            assert read(path).keys() == tensors.keys()
+        else:
+            with pytest.raises(UserError, match=f"is damaged .*{reason}"):
+                read(path)
 
 
 def test_a_clone_without_the_weights_says_how_to_get_them(

@@ -49,8 +49,8 @@ def edit_head(folder: Path, draw: random.Random) -> None:
     """Write another head of the weights, with other shapes, types and lengths."""
     path = folder / "model.safetensors"
     body = path.read_bytes()
-    (length,) = struct.unpack("<Q", body[:8])
-    head = json.loads(body[8 : 8 + length])
+    (head_length,) = struct.unpack("<Q", body[:8])
+    head = json.loads(body[8 : 8 + head_length])
     name = draw.choice(sorted(head))
     if draw.random() < 0.3:
         head["x"] = head.pop(name)
@@ -59,10 +59,11 @@ def edit_head(folder: Path, draw: random.Random) -> None:
         head[name] |= draw.choice(
             [{"shape": shape}, {"dtype": "F64"}, {"data_offsets": [0, 2**50]}]
         )
-    head["__metadata__"] = {"complex128_as_pairs": draw.choice(["", name, "none"])}
+    names = ["", name, "none", "[]", json.dumps([name]), '["none"]', "[1]"]
+    head["__metadata__"] = {"complex128_as_pairs": draw.choice(names)}
     text = json.dumps(head).encode()
     length = draw.choice([len(text), len(text), 2**40, 0])
-    path.write_bytes(struct.pack("<Q", length) + text + body[8 + len(text) :])
+    path.write_bytes(struct.pack("<Q", length) + text + body[8 + head_length :])
 
 
 def edit_text(folder: Path, draw: random.Random) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -19,7 +20,15 @@ from torch import Tensor
 from zdp_bench import records
 from zdp_bench.data.files import sha256
 from zdp_bench.errors import UserError, in_one_line
-from zdp_bench.foreign_files import Shape, misfits, open_regular, read_json, read_text
+from zdp_bench.foreign_files import (
+    Shape,
+    Unfit,
+    expect,
+    misfits,
+    open_regular,
+    read_json,
+    read_text,
+)
 from zdp_bench.library import starts
 from zdp_bench.privacy.ledger import list_set_aside
 from zdp_bench.privacy.mechanism import MAX_COUNT
@@ -107,7 +116,7 @@ _LOOP: Shape = {
         "start": (NoneType, _START),
     },
 }
-# The metadata key of the names of tensors whose last dimension is (real, imaginary).
+# The metadata key of a JSON list: the names of tensors whose last dimension is (real, imaginary).
 _PAIRS_KEY = "complex128_as_pairs"
 
 
@@ -264,7 +273,7 @@ def write_weights(path: Path, weights: dict[str, Any]) -> None:
         tensors[name] = value.contiguous().clone()  # safetensors rejects tensors that share memory
     metadata = {"format": "pt"}
     if pairs:
-        metadata[_PAIRS_KEY] = " ".join(pairs)
+        metadata[_PAIRS_KEY] = json.dumps(pairs)
     # Not `save_file`, whose files only the current user can read.
     path.write_bytes(save(tensors, metadata))
 
@@ -288,14 +297,36 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
 
 
 @contextmanager
-def _open_weights(path: Path) -> Iterator[tuple[Any, list[str]]]:
+def _open_weights(path: Path) -> Iterator[tuple[Any, set[str]]]:
     """Yield the open safetensors file, and the names of tensors that are written as pairs."""
     try:
         open_regular(path).close()  # because safetensors would wait at a FIFO forever
         with safe_open(path, "pt") as file:
-            yield file, (file.metadata() or {}).get(_PAIRS_KEY, "").split()
-    except (SafetensorError, OSError, RuntimeError) as error:
+            pairs = _parse_names((file.metadata() or {}).get(_PAIRS_KEY, "[]"))
+            for name in pairs:
+                _require_pairs(file, name)
+            yield file, pairs
+    except (SafetensorError, OSError, RuntimeError, Unfit) as error:
         raise UserError(f"{path}: is damaged ({in_one_line(error)}); copy it again.") from None
+
+
+def _parse_names(text: str) -> set[str]:
+    """Return the names in a list in JSON or, as in older exports, separated by spaces."""
+    names = None
+    with suppress(ValueError, RecursionError):
+        names = json.loads(text)
+    if not isinstance(names, list):
+        names = text.split()
+    expect(not list(misfits(names, [str])), f"has no names of tensors in {_PAIRS_KEY}")
+    return set(names)
+
+
+def _require_pairs(file: Any, name: str) -> None:
+    """Reject a name in the metadata of a file that has no such tensor of pairs of numbers."""
+    expect(name in file.keys(), f"lacks the complex tensor {name[:200]}")  # noqa: SIM118
+    entry = file.get_slice(name)
+    is_of_pairs = entry.get_dtype() == "F64" and entry.get_shape()[-1:] == [2]
+    expect(is_of_pairs, f"has no pairs of numbers in the complex tensor {name[:200]}")
 
 
 def write_sums(folder: Path) -> None:
