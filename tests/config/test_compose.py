@@ -189,6 +189,7 @@ def test_a_key_that_is_off_by_default_changes_no_older_digest() -> None:
 
 TAKEN: list[tuple[Any, Any, Any]] = [
     *((int, "3", 3), (float, 1, 1.0), (bool, "yes", True), (bool, 0, False), (str, 3, "3")),
+    *((bool | None, True, True), (int | Literal["auto"], "auto", "auto")),
     *(
         (int | None, None, None),
         (Literal["a"] | None, None, None),
@@ -201,6 +202,8 @@ REFUSED: list[tuple[Any, Any, str]] = [
         (bool, 2, "a valid boolean"),
         (str, [1], "a valid string"),
     ),
+    *((int, True, "not true or false"), (float | None, False, "not true or false")),
+    *((list[float], [0.5, True], "not true or false"),),
     *((list[int], 3, "a valid list"), (list[int], [1, "x"], "a valid integer")),
     *((Literal["a"], None, "'null' is not known"), (Count | None, 0, "equal to 1")),
     *((int, "${seed}", "is not resolved"), (float, 10**400, "a valid number")),

@@ -169,6 +169,11 @@ def test_what_a_run_refuses_is_refused_by_validate_too(
         does(parse(compose(["recipe=quickstart", f"paths.results={tmp_path}", *word.split()])))
 
 
+def test_a_federation_has_no_more_nodes_than_examples() -> None:
+    with pytest.raises(UserError, match=r"^federated.nodes=100000: must be at most the [\d,]+ ex"):
+        validated("recipe=quickstart", "federated.nodes=100000")
+
+
 def test_what_an_optimizer_refuses_is_told_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"^optimizer=sgd: .*fused.*foreach"):
         validated("recipe=mnist", "++optimizer.fused=true", "++optimizer.foreach=true")

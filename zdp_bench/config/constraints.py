@@ -24,6 +24,8 @@ def check_values(run: Run) -> None:
     _check_gradients(run)
     _check_calibration(run)
     _check_unit(run)
+    for name in run.execution.callbacks or ():
+        lookup("callback", name)
     if run.federated.nodes is not None:
         find_module("runner", "federated").check(run)
 
@@ -144,6 +146,16 @@ def check_typed(run: Run, typed: Collection[str]) -> None:
         if section == "federated" and name not in ("", "nodes") and run.federated.nodes is None:
             raise UserError(
                 f"{key}: applies to federated runs only; add federated.nodes=N, or remove it."
+            )
+    if "federated.local_lr" in typed and run.federated.local_steps == 1:
+        raise UserError(
+            "federated.local_lr: changes nothing if a node takes one step in a round; add "
+            "federated.local_steps=N, or remove it."
+        )
+    for key in ("claims.row", "claims.variant"):
+        if key in typed and run.claims.table is None:
+            raise UserError(
+                f"{key}: claims no table; add claims.table=PAPER/N, or label the run with name=."
             )
     for key in ("target_epsilon", "claimed_epsilon"):
         epsilon = getattr(run.privacy, key)

@@ -111,4 +111,13 @@ def check_value(key: str, hint: Any, value: Any) -> Any:
         rules = [fault["msg"].removeprefix("Value error, ") for fault in faults]
         rule = "; or ".join(rules).replace("Input should", "must")
         raise UserError(f"{setting(key, value)}: {rule}.") from None
+    if _counts_truth(value, checked):
+        raise UserError(f"{setting(key, value)}: must be a number, not true or false.")
     return checked + 0.0 if type(checked) is float else checked  # -0.0 becomes 0.0
+
+
+def _counts_truth(value: Any, checked: Any) -> bool:
+    """Return True if pydantic took true or false for the number 1 or 0, also in a list."""
+    if isinstance(value, list) and isinstance(checked, list | tuple):
+        return any(map(_counts_truth, value, checked))
+    return isinstance(value, bool) and isinstance(checked, int | float) and checked is not value

@@ -302,6 +302,12 @@ def test_a_split_of_one_s_own_is_obeyed(tmp_path: Path) -> None:
     splits = folder(table, "volume").load(tmp_path)
     assert set(splits.test.groups.tolist()) == {2, 5}
     assert splits.train.groups.unique().tolist() == [0, 1, 3, 4, 6, 7, 8]
+    # Otherwise it would have another digest, and the same run would spend its ε again.
+    for key, value in (("test_share", 0.5), ("split_seed", 3)):
+        redundant = folder(table, "volume", **{key: value})
+        assert_refused(
+            lambda data=redundant: data.load(tmp_path), f"dataset.{key}", "are split already"
+        )
 
 
 @pytest.mark.parametrize("into", ["train", "test"])

@@ -109,6 +109,8 @@ def plan(config: Run, records: int) -> Plan:
     assert config.federated.nodes is not None
     nodes = config.federated.nodes
     size = records // nodes
+    rule = f"must be at most the {records:,} examples or owners of the training set"
+    require(size > 0, "federated.nodes", nodes, rule)
     rounds = rounds_of(config, [size] * nodes).steps
     return steps_of(config, size, rounds)
 

@@ -221,6 +221,11 @@ class Folder(Form, Dataset):
         require(bool(checked), "dataset.path", path, "contains no readable file")
         facts = [file_facts for _, file_facts in checked]
         num_skipped = len(items) - len(checked)
+        if all(item.part for item in items):
+            for key in ("test_share", "split_seed"):
+                value = getattr(self, key)
+                rule = "changes nothing here: the files are split already; remove it"
+                require(value == getattr(Folder, key), f"dataset.{key}", value, rule)
         items = split_items([item for item, _ in checked], self.test_share, self.split_seed)
         counts = [file_facts.examples for file_facts in facts]
         used = choose_examples(items, counts, self.max_per_patient)
