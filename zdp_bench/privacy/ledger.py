@@ -186,7 +186,7 @@ class Ledger(Tally):
     ) -> None:
         """Continue the generation of the recorded start that matches, or begin a new generation.
 
-        The first generation of a training is "". Call it before the first step of the process.
+        Call it before the first step of the process.
 
         Args:
             execution_digest: digest of code, libraries, machine and micro-batch, as
@@ -198,10 +198,10 @@ class Ledger(Tally):
         if not self.repeatable:
             return
         generation = self._find_generation(execution_digest, step, state_digest)
-        is_untouched = not (self._spans or self._starts or self._digest_of_aside)
+        follows_another = self._spans or self._starts or self._digest_of_aside
         if generation is not None:
             self.generation = generation
-        elif not is_untouched:  # otherwise, the first generation begins
+        elif follows_another:  # otherwise, the first generation, "", begins
             start = f"{execution_digest}:{step}:{state_digest}"
             text = f"{self._digest}:{self._digest_of_aside}:{start}"
             self.generation = hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -246,11 +246,15 @@ class MicroBatches:
     def __iter__(self) -> Iterator[Batch]:
         return self.move(self.read(cut) for cut, _ in self.cuts())
 
+    @property
+    def largest_share(self) -> int:
+        """The largest number of examples in a share."""
+        return max(self.shares or (), default=1)
+
     def shrink(self) -> bool:
         """Halve `size` until the largest micro-batch shrinks; return False if it is one share."""
         largest = max((cut.stop - cut.start for cut, _ in self.cuts()), default=0)
-        largest_share = max(self.shares or (), default=1)
-        if largest <= largest_share:
+        if largest <= self.largest_share:
             return False
         self.size.halve_below(largest)
         return True

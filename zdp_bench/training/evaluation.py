@@ -73,6 +73,10 @@ def evaluate(
     return task.metrics(outputs, targets, test.groups)
 
 
+class DivergedError(UserError):
+    """The model's outputs or loss are not finite, so the run cannot continue."""
+
+
 def refuse_divergence(
     finite: bool,
     epoch: int | None,
@@ -88,11 +92,11 @@ def refuse_divergence(
         rate: the learning rate, for the advice.
 
     Raises:
-        UserError: they are not finite.
+        DivergedError: they are not finite.
     """
     if not finite:
         when = f"epoch {epoch}, step {step:,}" if epoch else f"step {step:,}"
-        raise UserError(
+        raise DivergedError(
             f"{DIVERGED} {when}: the model's outputs or loss are not finite. Lower "
             f"optimizer.lr (it is {rate}), the noise or the bound. No record is written, but the "
             "steps remain in the run's ledger."

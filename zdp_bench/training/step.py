@@ -189,7 +189,7 @@ def _sum_local_shares(
             is_float64,
             training.ranks.size,
         )
-        if local_sum is None:
+        if local_sum is None:  # no graph: `sum_shares` itself counts the examples for float64
             device = next(iter(training.parameters.values())).device
             local_sum = sum_shares(training.algorithm, mechanism, micro_batches, device)
     except Exception:
@@ -205,7 +205,7 @@ def _out_of_memory_in_repeat(step: int, micro_batch: int) -> UserError:
     """Return the error of a repeated step that only smaller micro-batches fit."""
     return UserError(
         f"out of memory in step {step:,}, which was taken before and would not be identical with "
-        f"smaller micro-batches: run the same command with "
+        "smaller micro-batches: run the same command with "
         f"{setting('trainer.micro_batch', micro_batch)}. The run then continues with new noise, "
         "and the step counts again."
     )
@@ -257,10 +257,10 @@ def with_share_sizes(micro_batches: Iterable[Batch]) -> Iterator[tuple[Any, ...]
 
 def _out_of_memory(micro_batches: MicroBatches) -> UserError:
     """Return the error that states what did not fit: the examples of a share, or one example."""
-    shares = micro_batches.shares
-    if shares is not None and max(shares) > 1:
+    largest_share = micro_batches.largest_share
+    if largest_share > 1:
         return UserError(
-            f"out of memory with the {max(shares)} examples of one share at a time, which belong "
+            f"out of memory with the {largest_share} examples of one share at a time, which belong "
             "to one owner or are views of one example: reduce privacy.max_examples or "
             "trainer.augmentations, or use a smaller model or smaller inputs."
         )

@@ -299,7 +299,7 @@ def test_a_narrow_terminal_shows_the_score_and_the_searched_values() -> None:
         (2.0, None, "example", "2 for an example (δ"),
         (2.0, 5.0, "example", "2 for an example, 5 for a patient (δ"),
         (2.0, None, "patient", "2 for a patient (δ"),
-        (None, None, "patient", "unknown: its runs differ in sampling or unit (δ"),
+        (None, None, "patient", "unknown: its runs differ in sampling"),
     ],
 )
 def test_the_epsilon_of_a_search_states_whom_it_protects(
@@ -334,7 +334,7 @@ def test_why_a_search_ended_is_not_hidden_by_a_record_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
-        monkeypatch.setattr(module, "describe", Mock(side_effect=UserError("damaged")))
+        monkeypatch.setattr(module, "make_record", Mock(side_effect=UserError("damaged")))
         raise UserError("why it ended")
 
     monkeypatch.setattr(module, "_run_trial", fail)

@@ -43,7 +43,7 @@ from zdp_bench.report.number_format import name_one
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.tasks.metric import Metric, metric_of
 from zdp_bench.training import validation
-from zdp_bench.training.evaluation import DIVERGED, evaluate
+from zdp_bench.training.evaluation import DivergedError, evaluate
 from zdp_bench.training.public_start import run_digest_of
 from zdp_bench.training.run import epsilon_of
 from zdp_bench.training.setup import ModelSetup, Setup, load_data
@@ -144,7 +144,7 @@ class Journal:
     def write(self) -> Document:
         """Write the record, with the total ε so far, and return it."""
         trials = self.list_trials()
-        record = describe(self.options, self.config, self.data, self.metric, trials)
+        record = make_record(self.options, self.config, self.data, self.metric, trials)
         record["ended_by"] = self.ended_by
         records.write(self.path, record)
         return record
@@ -374,9 +374,9 @@ def _run_trial(
     """
     try:
         record = carry_out(compose(overrides), overrides, show=show).record
+    except DivergedError:
+        return {"state": "failed", "score": None}
     except UserError as error:
-        if str(error).startswith(DIVERGED):
-            return {"state": "failed", "score": None}
         raise UserError(f"trial {number}: {error}") from None
     score = record.validation.get(metric, math.nan)
     return {
@@ -389,11 +389,11 @@ def _run_trial(
 
 
 def plan_steps(config: Run, data: Splits) -> SpentSteps:
-    """Return the steps that a whole run may take with one example or, by owner, with one owner."""
+    """Return the steps of a whole run that may draw a given example or, by owner, a given owner."""
     setup = Setup.of(config, data, torch.device("cpu"))
     sampling = setup.plan.sampling
-    steps = sampling.steps_of_one(setup.plan.steps)
-    return SpentSteps(setup.mechanism.z, sampling.of_one, steps)
+    num_steps = sampling.steps_of_one(setup.plan.steps)
+    return SpentSteps(setup.mechanism.z, sampling.of_one, num_steps)
 
 
 def calibrate_noise(
@@ -419,8 +419,8 @@ def calibrate_noise(
     """
     if options.epsilon is None:
         return []
-    no_target = ["privacy.target_epsilon=null", "privacy.claimed_epsilon=null"]
-    without_epsilon = [*overrides, *no_target, "privacy.max_epsilon=null"]
+    without_target = ["privacy.target_epsilon=null", "privacy.claimed_epsilon=null"]
+    without_epsilon = [*overrides, *without_target, "privacy.max_epsilon=null"]
     config = configured(without_epsilon)
     if "noise_multiplier" not in config.algorithm.options:
         raise UserError(
@@ -448,7 +448,7 @@ def calibrate_noise(
     noise = f"algorithm.noise_multiplier={multiplier!r}"
     trial = plan_steps(configured([*without_epsilon, noise]), data)
     trial_epsilon = tight_epsilon(Mechanism.of_z(trial.z, trial.sampling), trial.steps, delta)
-    return [*no_target, noise, f"privacy.max_epsilon={trial_epsilon * SLACK!r}"]
+    return [*without_target, noise, f"privacy.max_epsilon={trial_epsilon * SLACK!r}"]
 
 
 def explain_excess(
@@ -494,7 +494,7 @@ def explain_excess(
     )
 
 
-def describe(
+def make_record(
     options: SearchOptions,
     config: Run,
     data: Splits,
