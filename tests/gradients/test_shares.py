@@ -14,8 +14,6 @@ from tests.gradients.test_harness import TOLERANCE, assert_same, norm
 from tests.gradients.zoo import MODELS
 from zdp_bench.gradients import ClippedSum, fast, reference
 from zdp_bench.gradients.clipping import SAFETY, groups, trainable
-from zdp_bench.gradients.layer_gradient import LayerGradient, Summands
-from zdp_bench.gradients.shares import average_shares
 
 __all__ = ["way"]
 SHARES = (3, 1, 2)
@@ -172,25 +170,3 @@ def test_shares_of_lazily_conjugated_gradients() -> None:
         for engine in (fast, reference)
     )
     torch.testing.assert_close(found, expected)
-
-
-def test_shares_are_averaged_on_the_device_of_their_gradients() -> None:
-    devices = set()
-
-    def rule(share: slice) -> dict[str, LayerGradient]:
-        gradients = torch.ones(share.stop - share.start, 300, 300)
-
-        def weighted_sum(factors: Tensor) -> Tensor:
-            devices.add(factors.device.type)
-            return gradients[0]
-
-        return {
-            "weight": LayerGradient(
-                lambda start, stop: gradients[start:stop],
-                weighted_sum,
-                summands=lambda: Summands(gradients.flatten(1).norm(dim=1), 1),
-            )
-        }
-
-    average_shares(rule, (2, 1), torch.device("meta"))["weight"].per_sample(0, 2)
-    assert devices == {"meta"}

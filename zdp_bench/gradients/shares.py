@@ -47,7 +47,7 @@ def select(shares: Shares, chosen: Tensor) -> tuple[Tensor, Shares]:
     """
     sizes = torch.tensor(shares, device=chosen.device)
     chosen_shares = tuple(compress(shares, chosen.tolist()))
-    return chosen.repeat_interleave(sizes), chosen_shares
+    return chosen.repeat_interleave(sizes, output_size=sum(shares)), chosen_shares
 
 
 def average_shares(
@@ -105,7 +105,7 @@ def _average(
         gradients = examples.per_sample(first, end).resolve_conj()
         sizes = torch.tensor(shares[start:stop], device=gradients.device)
         indices = torch.arange(stop - start, device=gradients.device)
-        share_of_example = indices.repeat_interleave(sizes)
+        share_of_example = indices.repeat_interleave(sizes, output_size=end - first)
         _, *shape = gradients.shape
         means = gradients.new_zeros(stop - start, *shape)
         means.index_add_(0, share_of_example, gradients)
@@ -130,8 +130,11 @@ def _average(
 
     def weighted_sum(factors: Tensor) -> Tensor:
         sizes = torch.tensor(shares, device=factors.device)
-        factors_of_examples = flush_factors(factors / sizes).repeat_interleave(sizes)
-        return examples.weighted_sum(factors_of_examples)
+        factors_of_shares = flush_factors(factors / sizes)
+        # Without a size, a GPU would wait for the sum of `sizes`.
+        return examples.weighted_sum(
+            factors_of_shares.repeat_interleave(sizes, output_size=sum(shares))
+        )
 
     def summands() -> Summands:
         mass, count = summands_of(examples)
