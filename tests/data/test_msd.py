@@ -105,6 +105,20 @@ def test_a_volume_of_the_grid_s_size_stays_as_it_is_and_a_finer_one_is_averaged(
     torch.testing.assert_close(resize(fine, [4, 6, 5]), volume)
 
 
+@pytest.mark.parametrize(("side", "target"), [(23, 4), (31, 8), (95, 32), (36, 32), (9, 12)])
+def test_a_resized_volume_shows_the_whole_of_each_axis(side: int, target: int) -> None:
+    """Up to a half of the last voxels was dropped, and the rest stretched."""
+    position = torch.arange(side).float()
+    centres = (torch.arange(target) + 0.5) * side / target - 0.5
+    shape = [target, 6, 5]
+    resized = resize(position[:, None, None].expand(side, 6, 5), shape)[:, 0, 0]
+    inside = (centres >= 0) & (centres <= side - 1)  # outside, the first or last voxel is repeated
+    torch.testing.assert_close(resized[inside], centres[inside], rtol=0, atol=0.3)
+    noise = torch.rand(side, 6, 5, generator=torch.Generator().manual_seed(0))
+    mirrored = resize(noise.flip(0), shape).flip(0)
+    torch.testing.assert_close(resize(noise, shape), mirrored)
+
+
 def test_the_parts_are_those_of_the_slices(tmp_path: Path) -> None:
     slices = dataset("msd_synthetic", volumes=6, size=16, augment=False).load(tmp_path)
     volumes = dataset("msd_volumes_synthetic", volumes=6, shape=[40, 40, 12]).load(tmp_path)

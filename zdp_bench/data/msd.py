@@ -19,7 +19,7 @@ Slices are converted to bytes once, and memory-mapped from the user's cache fold
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -183,11 +183,12 @@ class Decathlon(Dataset):
         """Read a volume's examples as bytes [examples, 2, *sides]: image, and mask of 0 and 1."""
         raise NotImplementedError
 
-    def digest_arrays(self, contents: str) -> str:
+    def digest_arrays(self, contents: str, cases: Sequence[LabelledVolume]) -> str:
         """Return a digest of the files and of the settings that turn them into arrays.
 
         Args:
             contents: names and digests of all files.
+            cases: the volumes.
         """
         raise NotImplementedError
 
@@ -227,7 +228,7 @@ class Decathlon(Dataset):
             for part, indices in self.split(len(cases)).items()
         }
         contents = [f"{case.name}:{sha256(case.image)}:{sha256(case.label)}" for case in cases]
-        arrays_digest = self.digest_arrays("".join(contents))
+        arrays_digest = self.digest_arrays("".join(contents), cases)
         arrays, rows_of_parts, groups = self._load_arrays(parts, arrays_digest)
         examples = {
             part: Examples(arrays[rows, :1], arrays[rows, 1], groups[rows], PIXELS)
@@ -346,7 +347,7 @@ class Msd(Decathlon):
         positions = np.linspace(0, thickness - 1, self.count(thickness, part))
         return self.read_slices(case, np.round(positions).astype(int))
 
-    def digest_arrays(self, contents: str) -> str:
+    def digest_arrays(self, contents: str, cases: Sequence[LabelledVolume]) -> str:
         # Records identify data by this digest, so the text keeps the form of an earlier version,
         # where these were fields of two classes.
         settings = (

@@ -7,9 +7,10 @@ have no unit, each volume is scaled between its own 1st and 99th percentile.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -59,9 +60,12 @@ class MsdVolumes(Decathlon):
         example = torch.stack([pixels.round(), mask.float()])
         return example.to(torch.uint8).numpy()[None]
 
-    def digest_arrays(self, contents: str) -> str:
+    def digest_arrays(self, contents: str, cases: Sequence[LabelledVolume]) -> str:
         split = (self.validation_share, self.test_share, self.split_seed)
-        settings = (self.shape, self.limits, self.channel, split)
+        settings: tuple[Any, ...] = (self.shape, self.limits, self.channel, split)
+        # Only these are resized otherwise than before, so the digests of other records hold.
+        if any(is_averaged_unevenly(case.header.shape[:3], self.shape) for case in cases):
+            settings = (*settings, "whole axes")
         return digest(f"{contents}:{settings!r}")
 
     def load(self, root: Path) -> Splits:
@@ -77,9 +81,17 @@ class MsdVolumes(Decathlon):
 def resize(volume: Tensor, shape: list[int]) -> Tensor:
     """Resize a volume [X, Y, Z] to `shape` by trilinear interpolation.
 
-    An axis that shrinks by a factor of 2 or more is first averaged over blocks of a whole number of
-    voxels, which prevents aliasing.
+    An axis that shrinks by a factor of 2 or more is resized to a multiple of its new length, and
+    averaged over blocks of that many voxels, which prevents aliasing.
     """
     factors = [max(1, side // target) for side, target in zip(volume.shape, shape, strict=True)]
-    coarse = F.avg_pool3d(volume[None, None], factors)
-    return F.interpolate(coarse, tuple(shape), mode="trilinear", align_corners=False)[0, 0]
+    fine = [factor * target for factor, target in zip(factors, shape, strict=True)]
+    resized = F.interpolate(volume[None, None], fine, mode="trilinear", align_corners=False)
+    return F.avg_pool3d(resized, factors)[0, 0]
+
+
+def is_averaged_unevenly(sides: Sequence[int], shape: Sequence[int]) -> bool:
+    """Return True if an axis is averaged, and not all axes shrink by whole numbers."""
+    pairs = list(zip(sides, shape, strict=True))
+    is_averaged = any(side >= 2 * target for side, target in pairs)
+    return is_averaged and any(side % target for side, target in pairs)
