@@ -1,8 +1,9 @@
 """The scattering transform of images and signals: Morlet wavelets, moduli and averages.
 
-Bruna & Mallat 2013 (two dimensions) and Andén & Mallat 2014 (one dimension). Filters, padding and
-the order of channels are those of kymatio (Andreux et al. 2020). Nothing is subsampled between the
-layers, so that every coefficient is exactly as defined:
+Bruna & Mallat 2013 (two dimensions) and Andén & Mallat 2014 (one dimension). In two dimensions,
+filters, padding and the order of channels are those of kymatio (Andreux et al. 2020). In one, they
+are not: all frequencies are spaced geometrically, where kymatio spaces the lowest ones linearly.
+Nothing is subsampled between the layers, so that every coefficient is exactly as defined:
 
     S0 = x ⋆ φ,  S1[λ] = |x ⋆ ψ_λ| ⋆ φ,  S2[λ, μ] = ||x ⋆ ψ_λ| ⋆ ψ_μ| ⋆ φ,
 
