@@ -92,7 +92,25 @@ def test_a_record_keeps_its_labels_and_gets_new_ones_without_being_run_again(
     assert record is not None
     assert record["labels"] == {"name": "second", "tags": ["a", "b"], "notes": "why"}
     assert "name" not in record["config"]
+    run_one([*words, "name=null", "tags=[]"])
+    assert (records.read_document(path) or {})["labels"] == {"notes": "why"}
+    run_one([*words, "notes=null"])
+    assert "labels" not in (records.read_document(path) or {})
+    run_one([*words, "seed=2", "name=null", "tags=[]", "notes=null"])
+    (other,) = set(tmp_path.glob("runs/*/*/record.json")) - {path}
+    assert "labels" not in (records.read_document(other) or {})
     assert "labels" not in execute(configured(tmp_path, "seed=1"), Silent()).record.document
+
+
+def test_a_finished_run_keeps_its_claims_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = [*TINY, f"paths.results={tmp_path}"]
+    run_one(words)
+    run_one(words)
+    assert "claims" not in caplog.text
+    run_one([*words, "claims.table=zeta_dp_2021/1", "claims.row=phasemnist_private"])
+    assert "its record keeps the claims {'table': None" in caplog.text
 
 
 def test_a_logger_is_told_the_records_numbers_and_no_more(

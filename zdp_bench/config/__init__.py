@@ -8,8 +8,8 @@ rejected.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -21,6 +21,7 @@ from zdp_bench.config.schema import (
     COMMON_KEYS,
     FEDERATED_RESULT,
     GROUPS,
+    LABELS,
     MAY_BE_NONE,
     PLUGINS,
     SECTIONS,
@@ -71,8 +72,8 @@ def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
     ungrouped = {key: value for key, value in plain.items() if key not in (*SECTIONS, *GROUPS)}
     if unknown_keys := {*ungrouped} - KEYS:
         raise unknown("key", min(unknown_keys), KEYS)
-    scalars = check_section(Scalars, ungrouped, "")
     typed = {str(override.key_or_group) for override in parse_words(overrides)}
+    scalars = _remove_labels(check_section(Scalars, ungrouped, ""), typed)
     for kind in (*PLUGINS, "accountant"):
         if not isinstance(plain.get(kind) or {}, dict):
             raise UserError(
@@ -109,6 +110,13 @@ def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
     check_values(run)
     check_typed(run, typed)
     return run
+
+
+def _remove_labels(scalars: Scalars, typed: Collection[str]) -> Scalars:
+    """Return the keys with an empty label for each label that the user typed as null."""
+    empty: dict[str, Any] = {"name": "", "tags": [], "notes": ""}
+    removed = {key for key in LABELS if key in typed and getattr(scalars, key) is None}
+    return replace(scalars, **{key: empty[key] for key in removed})
 
 
 def to_plain(config: DictConfig) -> dict[str, Any]:

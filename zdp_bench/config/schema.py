@@ -186,9 +186,9 @@ class Scalars:
         precision: null (float32), tf32 (non-private only) or bf16; norms, clipped sums and noise
             always have float32 or more.
         force: run again even if there is a record.
-        name: a name by which to find the run. null: none.
-        tags: words by which to find the run. null: none.
-        notes: text about the run. null: none.
+        name: a name by which to find the run. null: none; typed, it removes that of a finished run.
+        tags: words by which to find the run. null or []: likewise.
+        notes: text about the run. null: likewise.
     """
 
     recipe: str

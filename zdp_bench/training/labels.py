@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,8 @@ from zdp_bench import records
 from zdp_bench.config.schema import LABELS, Run
 from zdp_bench.records import Record
 from zdp_bench.training.run_folder import Outcome
+
+log = logging.getLogger(__name__)
 
 
 def labels_of(config: Run) -> dict[str, dict[str, Any]]:
@@ -18,11 +21,30 @@ def labels_of(config: Run) -> dict[str, dict[str, Any]]:
 
 
 def relabel(outcome: Outcome, config: Run) -> Outcome:
-    """Add the configured labels to the record of a run that had finished before."""
+    """Add the configured labels to the record of a run that had finished before.
+
+    An empty label removes the record's. A warning states that claims stay as they are.
+    """
+    recorded_claims = outcome.record.get("claims") or {}
+    claims = {key: recorded_claims.get(key) for key in vars(config.claims)}
+    if claims != vars(config.claims):
+        log.warning(
+            "claims: this run was done before, and its record keeps the claims %s; force=true runs "
+            "it again, with yours",
+            claims,
+        )
     before = dict(outcome.record.get("labels") or {})
-    labels = before | labels_of(config).get("labels", {})
+    labels = dict(before)
+    for key in LABELS:
+        label = getattr(config, key)
+        if label:
+            labels[key] = label
+        elif label is not None:
+            labels.pop(key, None)
     if labels == before:
         return outcome
-    document = outcome.record.document | {"labels": labels}
+    document = {key: value for key, value in outcome.record.document.items() if key != "labels"}
+    if labels:
+        document["labels"] = labels
     records.write(outcome.path, document)
     return replace(outcome, record=Record.of(document))
