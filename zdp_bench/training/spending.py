@@ -324,7 +324,20 @@ def _spending_in(home: Path, record: Record | None) -> Spending:
     if spending.secure and not record and ledger.is_file():
         # Secure noise cannot be drawn again, so steps that are repeated after a kill count twice.
         steps += count_releases([ledger])
+    if not record and not is_federation:
+        steps = max(steps, _steps_of_older_nodes(home))
     return replace(spending, spent=replace(spending.spent, steps=steps))
+
+
+def _steps_of_older_nodes(home: Path) -> int:
+    """Return the steps of a site's nodes whose spending older versions wrote to the run's folder.
+
+    Each folder is of other data, and so of other noise, although the lines of its ledger may be the
+    same as those of another one.
+    """
+    folders = [path for path in home.glob(f"{NODES}/*") if path.is_dir()]
+    older = [folder for folder in folders if not (folder / FILE).exists()]
+    return sum(count_releases(drop_copies(find_ledgers(folder))) for folder in older)
 
 
 def keep_spending(home: Path) -> Spending:

@@ -321,6 +321,27 @@ def test_a_site_that_adds_patients_counts_what_it_released_of_the_others(configu
     assert before.data != after.data
 
 
+@pytest.mark.parametrize("secure", ["false", "true"])
+def test_what_a_site_released_with_an_older_version_counts(configured: Make, secure: str) -> None:
+    """All its nodes had one `spending.json`, in the run's folder."""
+    config = configured(*OWN, f"privacy.secure={secure}")
+    data = load_data(config)
+    for own_data in (without_examples(data, 10), data):
+        site = Site(config, own_data)
+        prepare(site.node(0), rounds=1)
+        assert take_rounds(site.node(0), 20) == 20  # of the same weights
+        site.close()
+    run_home = records.folder(config.results, config.recipe, RUN)
+    for path in run_home.glob("nodes/*/spending.json"):
+        path.rename(run_home / "spending.json")
+    (spending,) = count_spendings(config)
+    assert spending.spent.steps == 40
+    site = Site(config, data)  # goes on with this version
+    prepare(site.node(0), rounds=1)
+    site.close()
+    assert sum(spending.spent.steps for spending in count_spendings(config)) >= 20 + 21
+
+
 def test_a_process_of_each_message_reserves_no_more_than_one_process(configured: Make) -> None:
     """A SuperNode starts a process for each message."""
     set_sender()
