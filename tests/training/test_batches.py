@@ -29,13 +29,15 @@ from zdp_bench.training.batches import (
     Size,
     available_memory,
     bytes_per_example,
+    draw_batch,
     initial_size,
     is_out_of_memory,
     micro_batches,
     read_in_pieces,
 )
 from zdp_bench.training.build import build_optimizer
-from zdp_bench.training.plan import Plan
+from zdp_bench.training.distributed import Ranks
+from zdp_bench.training.plan import Patients, Plan
 from zdp_bench.training.step import sum_shares
 
 CPU = torch.device("cpu")
@@ -125,13 +127,10 @@ def test_the_shuffled_divisor_is_the_batch_there_is(tmp_path: Path) -> None:
     assert drawn[0].tolist() != drawn[4].tolist()
 
 
-@pytest.mark.parametrize("secure", [False, True])
-def test_one_record_more_changes_no_other_records_augmentation(
-    tmp_path: Path, secure: bool
-) -> None:
+def test_one_record_more_changes_no_other_records_augmentation(tmp_path: Path) -> None:
     """The seed stands in every record of a run: given it, neighbouring batches may differ in one
     share alone."""
-    config = configured(tmp_path, f"privacy.secure={str(secure).lower()}", "trainer.micro_batch=4")
+    config = configured(tmp_path, "trainer.micro_batch=4")
     examples = Examples(torch.arange(100.0).view(100, 1), torch.zeros(100))
 
     def augment(inputs: Tensor, chance: Tensor) -> Tensor:
@@ -148,6 +147,31 @@ def test_one_record_more_changes_no_other_records_augmentation(
     others = changed(*without, key="another's"), changed(*without, step=6)
     moved = [at - index for drawn in (without, *others) for index, at in drawn.items()]
     assert len({*moved}) == 3 * 6
+
+
+def test_with_secure_randomness_augmentations_and_chosen_records_follow_from_no_key(
+    tmp_path: Path,
+) -> None:
+    """The key of a run depends on all examples: without one of them, every other one was augmented
+    in another way, and another of each owner's records was taken, as anyone can compute."""
+    config = configured(tmp_path, "privacy.secure=true")
+    examples = Examples(torch.zeros(100, 1), torch.zeros(100))
+
+    def augmented() -> list[float]:
+        pieces = micro_batches(
+            examples, np.arange(100), config, CPU, "key", 5, lambda inputs, chance: chance[:, :1]
+        )
+        return torch.cat([inputs for inputs, _ in pieces]).flatten().tolist()
+
+    assert len({*augmented(), *augmented()}) == 200
+    owners = Patients.of(np.repeat(np.arange(50), 20), max_examples=1)
+    plan = Plan.poisson(50, 1.0, 10)
+    chosen = [
+        tuple(draw_batch(plan, "key", 0, secure, Ranks(), owners)[0])
+        for secure in (False, False, True, True)
+    ]
+    assert chosen[0] == chosen[1]
+    assert len({*chosen}) == 3
 
 
 def test_adam_is_fused_on_a_cpu_but_for_complex_parameters(tmp_path: Path) -> None:

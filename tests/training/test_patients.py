@@ -18,6 +18,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
+from zdp_bench.privacy.noise import step_key
 from zdp_bench.training import model_checks
 from zdp_bench.training.batches import MicroBatches, Size
 from zdp_bench.training.plan import Patients
@@ -43,10 +44,10 @@ def carry_out(root: Path, *overrides: str) -> Outcome:
 
 def test_a_drawn_patient_brings_all_records() -> None:
     patients = Patients.of(OWNERS, None)
-    indices, shares = patients.take(np.array([0, 2]), "key", 0)
+    indices, shares = patients.take(np.array([0, 2]), step_key("key", "records", 0, False))
     assert indices.tolist() == [1, 4, 0, 2, 5]
     assert shares == (2, 3)
-    nobody, none = patients.take(np.array([], dtype=np.int64), "key", 0)
+    nobody, none = patients.take(np.array([], dtype=np.int64), step_key("key", "records", 0, False))
     assert (len(nobody), none) == (0, ())
     assert patients.largest == 3
 
@@ -56,14 +57,14 @@ def test_at_most_k_records_are_drawn_evenly_and_of_each_patient_alone() -> None:
     assert patients.largest == 2
     counts: Counter[int] = Counter()
     for step in range(600):
-        alone, shares = patients.take(np.array([2]), "key", step)
-        others, _ = patients.take(np.array([0, 1, 2, 3]), "key", step)
+        alone, shares = patients.take(np.array([2]), step_key("key", "records", step, False))
+        others, _ = patients.take(np.array([0, 1, 2, 3]), step_key("key", "records", step, False))
         assert shares == (2,)
         assert set(alone) <= {0, 2, 5}
         assert others[3:5].tolist() == alone.tolist()  # whoever else is drawn
         counts.update(alone.tolist())
     assert all(abs(count - 400) < 60 for count in counts.values())  # 5 deviations
-    again, _ = patients.take(np.array([2]), "key", 599)
+    again, _ = patients.take(np.array([2]), step_key("key", "records", 599, False))
     assert again.tolist() == alone.tolist()
 
 
@@ -79,7 +80,7 @@ def test_whole_patients_are_drawn_at_the_rate(tmp_path: Path) -> None:
     for step in range(setup.plan.steps):
         indices, divisor = setup.plan.draw("key", step)
         assert divisor == 0.3 * len(owned)
-        records, shares = setup.patients.take(indices, "key", step)
+        records, shares = setup.patients.take(indices, step_key("key", "records", step, False))
         here = Counter(owners[records].tolist())
         assert here == {owner: owned[owner] for owner in here}  # all of them or none
         assert sorted(shares) == sorted(here.values())
@@ -115,7 +116,7 @@ def test_micro_batches_change_nothing_and_a_patient_moves_the_sum_by_the_bound(
 
     def total(drawn: np.ndarray, size: int) -> torch.Tensor:
         assert setup.patients is not None
-        indices, shares = setup.patients.take(drawn, "key", 0)
+        indices, shares = setup.patients.take(drawn, step_key("key", "records", 0, False))
 
         def piece(cut: slice) -> tuple[torch.Tensor, torch.Tensor]:
             return setup.data.train.batch(torch.from_numpy(indices[cut]))

@@ -72,6 +72,20 @@ def stream_bytes(key: int | str, *purpose: int | str) -> bytes:
     return stream(key, *purpose).generate_state(2, np.uint64).tobytes()
 
 
+def step_key(key: int | str, purpose: str, step: int, secure: bool) -> bytes:
+    """Return an AES key, for `sampling.uniforms_of`, for random choices within a step's examples.
+
+    Args:
+        key: key of the run.
+        purpose: what is chosen.
+        step: number of the step.
+        secure: whether the operating system draws the key. The key of a run depends on all
+            examples, so that removing one would change the choices for all others. This is hidden
+            only if the choices cannot be computed.
+    """
+    return os.urandom(16) if secure else stream_bytes(key, purpose, step)
+
+
 @lru_cache(maxsize=4096)
 def _word(part: int | str) -> int:
     """Return 64 bits of a hash of one part of a key."""

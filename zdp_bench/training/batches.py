@@ -27,7 +27,7 @@ from zdp_bench.gradients import Batch, Loss, Shares
 from zdp_bench.gradients.losses import set_seed
 from zdp_bench.gradients.parts import map_leaves
 from zdp_bench.privacy import sampling
-from zdp_bench.privacy.noise import stream, stream_bytes
+from zdp_bench.privacy.noise import step_key, stream
 from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.plan import Patients, Plan
 
@@ -62,7 +62,7 @@ def micro_batches(
         config: the run's configuration. With `trainer.augmentations=k`, each example comes k times
             in a row, augmented differently each time, as one share.
         device: where the micro-batches are moved to.
-        key: key of the run. Augmentations are a function of (key, step).
+        key: key of the run. Without `privacy.secure`, augmentations are a function of (key, step).
         step: number of the step.
         augment: augments a batch of inputs, given its uniform random numbers.
         augment_targets: the same for targets.
@@ -72,8 +72,8 @@ def micro_batches(
     views = config.trainer.augmentations or 1
     uniforms = torch.empty(0)
     if augment or augment_targets or source.is_stochastic:
-        own_key = stream_bytes(key, "augment", step)
-        draws = sampling.uniforms_of(indices, views * N_UNIFORMS, own_key)
+        choice_key = step_key(key, "augment", step, config.privacy.secure)
+        draws = sampling.uniforms_of(indices, views * N_UNIFORMS, choice_key)
         uniforms = torch.from_numpy(draws.reshape(-1, N_UNIFORMS))
     if views > 1:
         share_sizes = (1,) * len(indices) if shares is None else shares
@@ -126,7 +126,8 @@ def draw_batch(
     indices = ranks.take_share(indices)
     if owners is None:
         return indices, None, divisor
-    return *owners.take(indices, key, step), divisor
+    choice_key = step_key(key, "records", step, secure)
+    return *owners.take(indices, choice_key), divisor
 
 
 def read_in_pieces(

@@ -14,7 +14,7 @@ from zdp_bench.errors import require
 from zdp_bench.gradients import Shares
 from zdp_bench.privacy import sampling
 from zdp_bench.privacy.mechanism import Sampling
-from zdp_bench.privacy.noise import SecureRandom, stream, stream_bytes
+from zdp_bench.privacy.noise import SecureRandom, stream
 
 UNIT = "privacy.unit=patient"
 
@@ -170,20 +170,17 @@ class Patients:
     def take(
         self,
         drawn: np.ndarray,
-        key: int | str,
-        step: int,
+        choice_key: bytes,
     ) -> tuple[np.ndarray, Shares]:
         """Return the examples of the drawn patients, and the number of examples in each share.
 
-        If a patient has more than `max_examples`, a random choice is taken. It depends only on
-        (key, step) and the indices of the patient's own examples, so no other patient affects it.
+        If a patient has more than `max_examples`, a random choice is taken. It depends only on the
+        key and the indices of the patient's own examples, so no other patient affects it.
 
         Args:
             drawn: numbers of the drawn patients.
-            key: key of the run.
-            step: number of the step.
+            choice_key: AES key of the step's choices (`noise.step_key`).
         """
-        choice_key = stream_bytes(key, "records", step)
         indices = [np.empty(0, dtype=np.int64)]  # so that there is an array if no one is drawn
         shares = []
         for patient in drawn:

@@ -29,7 +29,7 @@ from zdp_bench.gradients import Batch
 from zdp_bench.privacy.accounting import gdp_epsilon, tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Block, Mechanism
-from zdp_bench.privacy.noise import add_noise, run_key, stream
+from zdp_bench.privacy.noise import add_noise, run_key, step_key, stream
 from zdp_bench.training.batches import micro_batches
 from zdp_bench.training.machine import foreign_code
 from zdp_bench.training.public_start import run_digest_of
@@ -657,7 +657,8 @@ def _list_batches(
     numbers = canaries.number_of[units]
     others, shares = units[numbers < 0], None
     if subject.patients is not None:
-        others, shares = subject.patients.take(others, subject.key, 0)
+        records_key = step_key(subject.key, "records", 0, subject.config.privacy.secure)
+        others, shares = subject.patients.take(others, records_key)
     batches = micro_batches(
         subject.data.train,
         others,
