@@ -12,6 +12,7 @@ import zdp_bench
 from zdp_bench import disk
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import write_whole
+from zdp_bench.errors import UserError
 from zdp_bench.privacy import memory
 
 Write = Callable[[Path, Callable[[], None]], None]  # calls the second while it is half done
@@ -34,6 +35,14 @@ def fill_folder(folder: Path, meanwhile: Callable[[], None]) -> None:
         meanwhile()
         (partial / "second").write_text("2")
     assert sorted(path.name for path in (folder / "derived").iterdir()) == ["first", "second"]
+
+
+def test_a_folder_that_cannot_be_put_in_its_place_is_an_error(tmp_path: Path) -> None:
+    """It was discarded in silence, and then missing."""
+    (tmp_path / "derived").write_text("a file")
+    with pytest.raises(UserError, match="derived: cannot be written"):
+        fill_folder(tmp_path, lambda: None)
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["derived"]
 
 
 def interrupt(module: object, name: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:

@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -431,8 +431,11 @@ def write_whole(folder: Path) -> Iterator[Path]:
     _make(partial)
     try:
         yield partial
-        with suppress(OSError):
+        try:
             os.replace(partial, folder)
+        except OSError as error:
+            if not folder.is_dir():  # otherwise, another process has made it
+                raise _unwritable(folder, error) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
