@@ -72,6 +72,9 @@ def test_it_is_made_once_and_then_mapped(monkeypatch: pytest.MonkeyPatch) -> Non
     assert other.input_shape != made.input_shape
 
 
+EVEN = torch.tensor([0, 2])
+
+
 class Scaled(nn.Module):
     """A plug-in's transform, whose code or weights a user may change."""
 
@@ -111,6 +114,25 @@ def test_a_transform_that_was_changed_is_computed_again(
         torch.testing.assert_close(train.batch(torch.arange(20))[0], expected)
         torch.testing.assert_close(represent(items, "scaled").tensors[0], expected)
         assert ("is made again" in caplog.text) == is_changed
+
+
+def test_features_that_another_device_computed_are_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """TF32 rounds products to 10 bits; computing all features again may take hours."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    data = splits()
+    infinite = replace(data.train, inputs=data.train.inputs.clone().index_fill_(0, EVEN, torch.inf))
+    for source in (data, replace(data, train=infinite)):
+        for weight in (1.0, 1.001):
+            monkeypatch.setitem(
+                registry._builders["representation"],
+                "scaled",
+                lambda shape, weight=weight: Scaled(weight, 1),
+            )
+            transform = build("scaled", {}, (9, 9), torch.float32)
+            represent_splits(transform, source, f"device {source is data}")
+    assert "is made again" not in caplog.text
 
 
 @pytest.mark.parametrize("scale", ["standardised", "bytes"])
