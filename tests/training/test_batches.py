@@ -7,6 +7,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -313,6 +314,15 @@ def test_no_micro_batch_that_did_not_fit_is_tried_again(
     with suppress(UserError):
         summed(Tries(problem(), max_fitting, NO_ROOM), micro_batches)
     assert too_large == expected
+
+
+@pytest.mark.parametrize("shares", [None, ()])
+def test_a_step_without_examples_whose_sum_does_not_fit_ends_in_a_sentence(
+    shares: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private.Total, "all_blocks", Mock(side_effect=NO_ROOM))
+    with pytest.raises(UserError, match="one example at a time"):
+        summed(Greedy(problem(), 0, NO_ROOM), pieces(Size(4), 0, shares))
 
 
 def test_other_errors_are_not_taken_for_it() -> None:

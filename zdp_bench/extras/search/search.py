@@ -557,7 +557,7 @@ def _find_epsilon(
     delta: float,
     by_owner: bool,
 ) -> float | None:
-    """Return the total tight ε, as the runs state it or, with `by_owner`, of an owner.
+    """Return the total tight ε of what each run protects or, with `by_owner`, of an owner.
 
     None if it is unknown.
     """
