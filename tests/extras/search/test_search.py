@@ -176,8 +176,11 @@ def test_earlier_runs_of_the_recipe_leave_less_room_or_none(tmp_path: Path) -> N
     again = carry_out(results, RATES, epsilon=3.0, trials=2)
     assert again == found
     epsilon = together_of(earlier)
-    with pytest.raises(UserError, match=r"the 4 runs of .* already, so nothing is left"):
+    with pytest.raises(UserError, match=r"the 4 runs of .* already, so nothing useful is left"):
         carry_out(results, RATES, epsilon=epsilon, trials=3)
+    # A search comes within rounding of its ε, and left the next one a noise multiplier of 300.
+    with pytest.raises(UserError, match="so nothing useful is left"):
+        carry_out(results, RATES, epsilon=3.0, trials=3)
 
 
 def test_a_search_goes_on_with_its_own_noise_after_runs_that_came_between(tmp_path: Path) -> None:
@@ -322,6 +325,25 @@ def test_the_commands_that_a_search_prints_read_keys_with_a_plus(plus: str) -> N
     assert export.endswith("--results '/a b'")
     words = shlex.split(repeat.partition(": zdp-bench ")[2])
     assert words == ["run", "-m", "recipe=r", *fixed[1:], "seed=1,2,3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["optimizer.lr=0.1,abc"], "^optimizer.lr=abc: must be a valid number"),
+        (["optimizer.momentum=0.5,0.9", "optimizer.lr=0.1,0.2,-1"], "^optimizer.lr=-1: "),
+        (["model=complex_mlp,real_mlp"], "^model=real_mlp: has real weights, but the examples"),
+    ],
+)
+def test_every_listed_value_is_checked_before_the_first_trial(
+    tmp_path: Path, words: list[str], sentence: str
+) -> None:
+    """The trials before that of a wrong value had spent their ε."""
+    whole = [word for word in TINY if not word.startswith("model.hidden")]
+    options = read_search([*whole, f"paths.results={tmp_path}", "algorithm=sgd", *words])
+    with pytest.raises(UserError, match=sentence):
+        search(options, "nothing")
+    assert not list(tmp_path.rglob("record.json"))
 
 
 def test_a_search_that_is_refused_leaves_no_record(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ _TRIAL: Shape = {
 }
 # Factor on a trial's `max_epsilon`, because another machine's FFT may round ε up.
 SLACK = 1 + 1e-9
+MAX_SPENT = 0.99  # fraction of a search's ε that earlier runs may have spent
 
 
 def search(options: SearchOptions, show: Shown = "progress") -> tuple[Document, Path]:
@@ -96,6 +97,7 @@ def search(options: SearchOptions, show: Shown = "progress") -> tuple[Document, 
             "them; no ε protects them"
         )
     metric = find_metric(options, config, data)
+    _check_listed_values(options, data)
     folder = config.results / FOLDER / f"{config.recipe}-{options.name}"
     path = folder / "search.json"
     journal = Journal(path, options, config, data, metric, _read_trials(path))
@@ -106,6 +108,17 @@ def search(options: SearchOptions, show: Shown = "progress") -> tuple[Document, 
             journal.write_trials()
         raise
     return journal.write(), folder
+
+
+def _check_listed_values(options: SearchOptions, data: Splits) -> None:
+    """Reject a listed value that no trial can have, before any trial spends ε."""
+    models = set[str]()
+    for overrides in options.list_possible_overrides():
+        config = configured(overrides)
+        options_of_model = repr((config.model, config.replace_batchnorm, config.complex_as))
+        if options_of_model not in models:
+            models.add(options_of_model)
+            ModelSetup.of(config, data, torch.device("cpu"))
 
 
 @dataclass
@@ -255,10 +268,10 @@ def _require_budget_left(
             f"{option}: the ε of {runs} is unknown: {error}. Choose another paths.results for this "
             "search, and add its ε to theirs."
         ) from None
-    if epsilon >= options.epsilon:
+    if epsilon > MAX_SPENT * options.epsilon:
         raise UserError(
-            f"{option}: the tight ε of {runs} is {show_epsilon(epsilon)} already, so nothing is "
-            "left for a search. Give a larger --epsilon, which includes theirs."
+            f"{option}: the tight ε of {runs} is {show_epsilon(epsilon)} already, so nothing "
+            "useful is left for a search. Give a larger --epsilon, which includes theirs."
         )
 
 

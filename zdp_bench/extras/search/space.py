@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any, Literal
@@ -27,6 +27,7 @@ from zdp_bench.config.words import parse_words, read_words, split_word
 from zdp_bench.errors import UserError
 
 MAX_TRIALS = 100_000  # each is a run with a folder of its own
+MAX_CHECKED = 30  # listed values of a key that are checked before the first trial
 Trials = Annotated[int, Interval(ge=1, le=MAX_TRIALS)]
 Target = Annotated[FiniteFloat, Gt(0)]  # ε of a whole search
 EPSILONS = ("privacy.target_epsilon", "privacy.claimed_epsilon")
@@ -86,7 +87,22 @@ class SearchOptions:
 
     def possible_overrides(self) -> list[str]:
         """Return the overrides of a possible trial, with which the configuration is checked."""
-        return self.overrides_of({key: _first_of(values) for key, values in self.searched.items()})
+        return self.overrides_of(self._first_values())
+
+    def list_possible_overrides(self) -> Iterator[list[str]]:
+        """Yield the overrides of possible trials, in which each listed value occurs.
+
+        Of a long list, only the first `MAX_CHECKED` values and the last one occur.
+        """
+        first_values = self._first_values()
+        for key, values in self.searched.items():
+            if isinstance(values, CategoricalDistribution):
+                checked = dict.fromkeys([*values.choices[:MAX_CHECKED], values.choices[-1]])
+                for value in checked:
+                    yield self.overrides_of(first_values | {key: value})
+
+    def _first_values(self) -> dict[str, Any]:
+        return {key: _first_of(values) for key, values in self.searched.items()}
 
 
 def read_search(
