@@ -346,6 +346,18 @@ def test_every_listed_value_is_checked_before_the_first_trial(
     assert not list(tmp_path.rglob("record.json"))
 
 
+def test_each_trial_names_its_run_if_representations_differ(tmp_path: Path) -> None:
+    """All trials had the data of the first, so `export` did not find the others' runs."""
+    words = ["recipe=quickstart", "dataset=synthetic_images", "dataset.shape=[1,16,16]"]
+    words += ["model=real_mlp", "model.hidden=[]", "algorithm=dp_sgd", "trainer.epochs=1"]
+    words += ["representation=scattering", "representation.groups=1", "representation.J=1,2"]
+    options = read_search([*words, f"paths.results={tmp_path}", "threads=1"], epsilon=3.0)
+    record, _ = search(options, "nothing")
+    found = {trial["run"] for trial in record["trials"]}
+    assert found == {run.run for run in records.read_all(tmp_path)}
+    assert search(options, "nothing")[0] == record
+
+
 def test_a_search_that_is_refused_leaves_no_record(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="adds no noise"):
         carry_out(tmp_path, "optimizer.lr=1,2", "algorithm=sgd", epsilon=1.0)

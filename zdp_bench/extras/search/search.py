@@ -115,10 +115,17 @@ def _check_listed_values(options: SearchOptions, data: Splits) -> None:
     models = set[str]()
     for overrides in options.list_possible_overrides():
         config = configured(overrides)
-        options_of_model = repr((config.model, config.replace_batchnorm, config.complex_as))
-        if options_of_model not in models:
-            models.add(options_of_model)
-            ModelSetup.of(config, data, torch.device("cpu"))
+        model = repr(
+            (config.model, config.replace_batchnorm, config.complex_as, config.representation)
+        )
+        if model not in models:
+            models.add(model)
+            ModelSetup.of(config, _data_of(options, config, data), torch.device("cpu"))
+
+
+def _data_of(options: SearchOptions, config: Run, data: Splits) -> Splits:
+    """Return the data of a trial, whose representation may differ from that of `data`."""
+    return load_data(config) if options.varies_data else data
 
 
 @dataclass
@@ -174,14 +181,15 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
     Raises:
         UserError: a trial cannot be run, or the search's ε does not allow a first one.
     """
-    options, config, data = journal.options, journal.config, journal.data
+    options, config = journal.options, journal.config
     metric = journal.metric.name
     study = create_study(options, config, journal.metric)
-    earlier_runs = find_earlier_runs(options, config, data, journal.saved_trials)
+    earlier_runs = find_earlier_runs(options, config, journal.data, journal.saved_trials)
     has_described_earlier_runs = False
     for number in range(1, options.trials + 1):
         proposal = study.ask(options.searched)
         overrides = options.overrides_of(proposal.params)
+        data = _data_of(options, configured(overrides), journal.data)
         saved_trial = journal.saved_trials.get(number, {})
         if saved_trial.get("values") == proposal.params:
             # A saved trial keeps its noise, even if other runs have spent more since.
