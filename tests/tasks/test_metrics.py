@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from zdp_bench.errors import UserError
 from zdp_bench.tasks.classification import BinaryClassification, Classification
 from zdp_bench.tasks.segmentation import Segmentation
 
@@ -70,3 +71,11 @@ def test_the_sum_is_both_parts() -> None:
     both, bce, dice = (Segmentation(loss=name).loss(LOGITS, MASKS) for name in losses)
     torch.testing.assert_close(both, bce + dice)
     torch.testing.assert_close(bce[2], torch.tensor(0.0485874), atol=1e-6, rtol=0)  # log(1 + e⁻³)
+
+
+@pytest.mark.parametrize(
+    "weights", [[1.0], [1.0, 0.0], [1.0, math.nan], [math.nan, 1.0], [1.0, math.inf]]
+)
+def test_weights_that_are_not_two_positive_numbers_are_refused(weights: list[float]) -> None:
+    with pytest.raises(UserError, match=r"task\.weights=.* must be two positive numbers"):
+        BinaryClassification(weights=weights)

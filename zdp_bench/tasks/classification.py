@@ -110,7 +110,7 @@ class BinaryClassification:
         weights: list[float] | None = None,
     ) -> None:
         weights = [1.0, 1.0] if weights is None else weights
-        is_valid = len(weights) == 2 and min(weights) > 0
+        is_valid = len(weights) == 2 and all(0 < weight < math.inf for weight in weights)
         require(is_valid, "task.weights", weights, "must be two positive numbers")
         self.weights = torch.tensor(weights)
 

@@ -55,7 +55,7 @@ def test_the_papers_epsilons_stand_beside_the_tight_ones(tmp_path: Path) -> None
     (tmp_path / "tables").symlink_to(TABLES)
     (axes,) = figures.draw("epsilon", tmp_path).axes
     assert len(axes.get_lines()) == len(papers.titles()) + 1
-    assert "not drawn: 20 claims" in axes.get_title(loc="left")
+    assert "not drawn: 15 claims" in axes.get_title(loc="left")
     with pytest.raises(UserError, match=r"'epsilom'.*'epsilon'"):
         figures.draw("epsilom", tmp_path)
 
