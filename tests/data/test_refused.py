@@ -273,7 +273,7 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("physionet2012", STAY, edit("Weight,80", "Weight,80,kg"), "has 4 cells in line"),
     ("physionet2012", STAY, edit("00:00,Weight", "49:00,Weight"), "has the time '49:00'"),
     ("physionet2012", STAY, edit("00:00,Weight", "noon,Weight"), "has the time 'noon'"),
-    ("physionet2012", STAY, edit("Weight,80", "Waist,80"), "has the variable 'Waist'"),
+    ("physionet2012", STAY, edit("Weight,80", "Waist,80"), "has the unknown variable 'Waist'"),
     *(
         ("physionet2012", STAY, edit("Weight,80", f"Weight,{value}"), f"has the value '{value}'")
         for value in ("", "nan", "inf", "1e300", "heavy")

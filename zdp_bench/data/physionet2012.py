@@ -66,8 +66,8 @@ class Range:
         """Return (values − middle) / width of the range, clipped to ±`LIMIT`."""
         low, high = self.low, self.high
         if self.is_log:
-            # 0 has no logarithm. low / 1000 is clipped to -LIMIT, because no range with is_log has
-            # a `high` of more than 100 times `low`.
+            # 0 has no logarithm. Raising values to low / 1000 changes no result. It becomes
+            # -1/2 - log(1000) / log(high / low) <= -2 = -LIMIT, because high <= 100 * low.
             values = np.log(np.maximum(values, low / 1000))
             low, high = math.log(low), math.log(high)
         middle = (low + high) / 2
@@ -86,13 +86,13 @@ class Range:
 RANGES = {
     "Albumin": Range(2.5, 4.4),  # g/dL; APACHE III: no points
     "ALP": Range(30, 120, is_log=True),  # IU/L
-    "ALT": Range(7, 205, is_log=True),  # IU/L; "mild" to five times the upper end (ACG)
-    "AST": Range(12, 190, is_log=True),  # IU/L; likewise
+    "ALT": Range(7, 205, is_log=True),  # IU/L; ACG: "mild" up to 5 · 41, the reference limit
+    "AST": Range(12, 190, is_log=True),  # IU/L; likewise, 5 · 38
     "Bilirubin": Range(0.3, 2, is_log=True),  # mg/dL; SOFA: two points from 2
     "BUN": Range(7, 40, is_log=True),  # mg/dL; APACHE III: more points from 40
     "Cholesterol": Range(120, 200),  # mg/dL; more than desirable from 200
     "Creatinine": Range(0.5, 2, is_log=True),  # mg/dL; SOFA: two points from 2
-    "DiasABP": Range(52, 80),  # mmHg; (3 · MAP − SysABP) / 2 of the ends of these two, rounded
+    "DiasABP": Range(52, 80),  # mmHg; ends of MAP and SysABP in (3 · MAP − SysABP) / 2, rounded
     "FiO2": Range(0.21, 0.6),  # room air, and where oxygen becomes toxic
     "GCS": Range(10, 15),  # SOFA: two points for 10 to 12, none for 15
     "Glucose": Range(70, 180, is_log=True),  # mg/dL; NICE-SUGAR 2009: the conventional target
@@ -118,7 +118,7 @@ RANGES = {
     "Temp": Range(36, 38.4),  # °C; APACHE II: no points
     "TroponinI": Range(0.04, 4, is_log=True),  # µg/L; to a hundred times the reference limit
     "TroponinT": Range(0.01, 1, is_log=True),  # µg/L; likewise
-    "Urine": Range(35, 140, is_log=True),  # mL; SSC: 0.5 mL/kg in an hour, at 70 kg; to four times
+    "Urine": Range(35, 140, is_log=True),  # mL; SSC: from 0.5 mL/kg in an hour at 70 kg, to 4 · 35
     "WBC": Range(4, 20, is_log=True),  # 1000/µL; SAPS II: points from 20
     "Weight": Range(50, 100),  # kg; round numbers
 }
@@ -234,6 +234,10 @@ class Physionet2012(Dataset):
         return is_validation
 
     def released(self, root: Path) -> DatasetInfo | None:
+        """Return the sizes of the published data set if it is not under the data root.
+
+        None if it is, because `info` then counts the patients that `load` reads.
+        """
         if (root / FOLDER).is_dir():
             return None
         # How many patients are held out depends on the number of RecordIDs only.
@@ -395,7 +399,7 @@ def parse_lines(lines: Sequence[str]) -> Iterator[tuple[int, int, str, float]]:
         clock = TIME.fullmatch(time)
         minute = 60 * int(clock[1]) + int(clock[2]) if clock else -1
         expect(0 <= minute <= 60 * MAX_HOURS, f"has the time '{time}' {where}, not 00:00 to 48:00")
-        expect(name in RANGES or name in DESCRIPTORS, f"has the variable '{name}' {where}")
+        expect(name in RANGES or name in DESCRIPTORS, f"has the unknown variable '{name}' {where}")
         try:
             measured = float(value)
         except ValueError:

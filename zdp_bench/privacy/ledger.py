@@ -2,9 +2,10 @@
 
 Each STEP of the training plan makes one RELEASE, which `zdp_bench.privacy.tally` counts. A step
 that is repeated with the same bits makes the same release, which counts once. Each LINE of the file
-is a JSON object that states an ENTRY. The first is the head. The others are steps, starts from
-which steps may be repeated, and revocations of starts. A ledger that is SET ASIDE is renamed to
-NAME.1, NAME.2 and so on, so that a new one can begin (`set_aside`). Its releases still count.
+is a JSON object that states an ENTRY. The first is the head. The others are steps, states from
+which steps may be repeated (`Start`), and revocations of such states (`Revocation`). A ledger that
+is SET ASIDE is renamed to NAME.1, NAME.2 and so on, so that a new one can begin (`set_aside`). Its
+releases still count.
 
 The line of a step holds the SHA-256 of the head and of all steps and revocations above it, so an
 edited, dropped or reordered one breaks the chain. The whole line is written before its step is
@@ -132,7 +133,8 @@ class Ledger(Tally):
             mechanism.digest(),
             repeatable,
             identity,
-            # The head of a secure ledger states this, so that a later opening notices a lost file.
+            # Releases in the ledgers set aside so far. If there are fewer when a secure ledger is
+            # opened again, one of those files is missing (`_require_same`).
             earlier=0 if repeatable else self._aside_tally.releases,
             facts=dict(facts or {}),
             nonce="" if repeatable else secrets.token_hex(16),
@@ -209,11 +211,14 @@ class Ledger(Tally):
         self.record_start(execution_digest, step, state_digest)
 
     def _count_steps_from(self, step: int) -> int:
-        """Return how many steps from `step` on were released, each in one generation or more."""
+        """Return how many of the steps from `step` on were released.
+
+        A step that several generations released is counted once.
+        """
         count = 0
-        for first, end, _ in sorted(self._spans):
-            count += max(0, end - max(first, step))
-            step = max(step, end)
+        for span in sorted(self._spans):
+            count += max(0, span.end - max(span.first, step))
+            step = max(step, span.end)
         return count
 
     def record_start(
@@ -248,7 +253,8 @@ class Ledger(Tally):
     def _remember(self, entry: Start | Revocation) -> None:
         """Remember a recorded start, or that the starts of a generation are revoked.
 
-        Which is read first does not matter: ledgers that were set aside may be in any order.
+        A revocation may be read before or after the starts that it revokes, because ledgers that
+        were set aside may be in any order.
         """
         if isinstance(entry, Revocation):
             last_step = self._revoked.get(entry.generation, -1)
@@ -280,8 +286,8 @@ class Ledger(Tally):
     ) -> None:
         """Write that `step` is about to be taken, unless this file already has the same release.
 
-        A release that only a ledger that was set aside has is written, but not counted again. See
-        `Tally.append`.
+        If another ledger, which was set aside, has the release, the step is written but not counted
+        again. See `Tally.append`.
 
         Raises:
             UserError: the ledger is closed, or the file is not as it was last written.
@@ -412,8 +418,8 @@ class Ledger(Tally):
                 self._require_same(line.entry)
             self._count_entry(line.entry)
             if checkpoint_position is not None and self._digest == checkpoint_position.digest:
-                # The digest covers this file only. The count is lower if a ledger that was set
-                # aside is missing.
+                # The digest covers this file only. The count includes the ledgers that were set
+                # aside, so it is too low if one of them is missing.
                 has_checkpoint |= self.releases >= checkpoint_position.releases
         if checkpoint_position is not None and checkpoint_position.releases > 0:
             self._require_checkpoint(checkpoint_position, has_checkpoint, last_whole_line)
@@ -459,7 +465,10 @@ class Ledger(Tally):
             self._digest = chain(self._digest, entry)
 
     def _require_same(self, head: Head) -> None:
-        """Raise an error if the file's head is another run's, or states a ledger that is lost."""
+        """Raise an error if the file is another run's, or a ledger that was set aside is missing.
+
+        One is missing if the head states more releases in such ledgers than there are now.
+        """
         if differences := self._name_differences(head):
             raise LedgerError(f"{self.path}, line 1: belongs to {differences} than this run's")
         if head.earlier > self._head.earlier:
@@ -469,9 +478,10 @@ class Ledger(Tally):
             )
 
     def _name_differences(self, head: Head) -> str:
-        """Name what a head states otherwise than this run's; "" if one ε covers the steps of both.
+        """Return what differs between a head and this run's, such as "another mechanism".
 
-        Heads of older versions have no facts, which are taken to be this run's.
+        If nothing differs, one ε covers the steps of both, and the result is "". Heads of older
+        versions have no facts, which are taken to be this run's.
         """
         own = self._head
         differs = {

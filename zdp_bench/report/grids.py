@@ -3,9 +3,10 @@
 A table has one line for each row or, if a row has variants, one for each variant. There is one
 column per target ε; ε = ∞ is training without privacy. A run belongs to a line if, apart from the
 seed, it computes the same as one of the line's jobs: their experiment digests are equal (`Filling`,
-in `report.cells`). With `retained_gain: true`, a table shows the share of the non-private gain over
-the row's trivial `baseline` that private training retains. With `compare: VARIANT`, notes below the
-table compare that variant with the others of its row, by t-tests that pair runs of the same seed.
+in `report.cells`). With `retained_gain: true`, a table also shows the gain of private training over
+the row's trivial `baseline`, as a percentage of the gain of non-private training. With
+`compare: VARIANT`, notes below the table compare that variant with the others of its row, by
+t-tests that pair runs of the same seed.
 """
 
 from __future__ import annotations
@@ -202,7 +203,10 @@ def _make_lines(
 
 
 def _runs_of_complete_seeds(runs: Sequence[Record]) -> list[Record]:
-    """Return the runs without those of seeds that lack a fold, which may be the hardest one."""
+    """Return the runs of the seeds with the most folds.
+
+    The mean of another seed would mislead, because the fold that it lacks may be the hardest one.
+    """
     num_runs = Counter(run.seed for run in runs)
     num_folds = max(num_runs.values())
     return [run for run in runs if num_runs[run.seed] == num_folds]
@@ -350,7 +354,8 @@ def compare_variants(lines: Sequence[GridLine], chosen: str | None) -> list[str]
     if not comparisons:
         return []
     count, threshold = len(comparisons), bonferroni(len(comparisons))
-    # If all differences are equal but not 0, p is NaN, which is below no threshold.
+    # p is NaN if the difference is the same for every seed and not 0. As NaN < threshold is False,
+    # such a comparison counts as not shown to be different.
     different = [comparison for comparison in comparisons if comparison.test.p < threshold]
     better = [comparison for comparison in different if comparison.gain > 0]
     worse = [comparison for comparison in different if comparison.gain < 0]
@@ -378,7 +383,7 @@ def _compare(line: GridLine, other: GridLine) -> list[Comparison]:
 
 def _note_epsilon_of_one_example(lines: Sequence[GridLine]) -> list[str]:
     """State the ε of a single example where owners are the unit and have several examples."""
-    # The ε of a line's columns as text, such as "15.2, 6.21" -> the names of its rows
+    # ε of an example at each target as text, such as "15.2, 6.21" -> names of the rows with these ε
     rows_by_epsilons: dict[str, list[str]] = {}
     for line in lines:
         epsilons = [_epsilon_of_one_example(privacy) for privacy in line.privacy_by_target.values()]
@@ -391,7 +396,10 @@ def _note_epsilon_of_one_example(lines: Sequence[GridLine]) -> list[str]:
         return []
     sentences = [f"{', '.join(rows)}: {epsilons}" for epsilons, rows in rows_by_epsilons.items()]
     stated = "; ".join(sentences)
-    why = "without it, the owner's clipped share is another, up to 2C away instead of C"
+    why = (
+        "leaving it out replaces the owner's clipped share by another, at a distance of up to 2C "
+        "(C: the clipping norm); leaving out the owner removes a share of at most C"
+    )
     return [f"A single example of an owner has a larger ε: {why}. {stated}."]
 
 

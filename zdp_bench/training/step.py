@@ -41,7 +41,8 @@ class Training:
         max_releases: largest number of releases that the budget allows; None without a budget. A
             step makes one release, unless it exactly repeats an earlier step.
         ranks: processes that take each step together.
-        captured_sums: CUDA graphs that sum shares, captured in the first steps.
+        captured_sums: CUDA graphs that sum shares, captured in the first steps. A share is the
+            clipped contribution of one example or, with `privacy.unit=patient`, of one owner.
     """
 
     algorithm: Algorithm
@@ -125,7 +126,9 @@ def private_step(
         if was_halved:
             # Smaller micro-batches round differently, so no later process may repeat this step.
             ledger.revoke_starts(step)
-            if is_repeat:  # its noise was released with another sum: their difference has none
+            if is_repeat:
+                # The same noise was released with another sum before. The difference of the two
+                # releases would have no noise.
                 raise _out_of_memory_in_repeat(step, micro_batches.size.examples)
     is_secure = not training.noise.repeatable
     if is_float64 or is_secure:  # secure noise is added in float64; see `SecureNoise`
@@ -158,8 +161,9 @@ def _needs_float64_sum(micro_batches: Iterable[Batch], ranks: Ranks) -> bool:
     """Return True if the sum over all ranks may have too many examples for float32; see `Total`.
 
     Every rank must call it, and all get the same answer: sums of different dtypes cannot be added
-    up. An iterator can be read only once, so `sum_shares` counts its examples. Only tests pass
-    iterators, and their ranks have few examples together.
+    up. For an iterator, it returns False, because counting the examples would use it up. The sum
+    of a rank with many examples still becomes float64, because `sum_shares` counts while it sums.
+    Dtypes could then differ between ranks, but no caller passes iterators to several ranks.
     """
     if isinstance(micro_batches, Iterator):
         return False
@@ -189,7 +193,9 @@ def _sum_local_shares(
             is_float64,
             training.ranks.size,
         )
-        if local_sum is None:  # no graph: `sum_shares` itself counts the examples for float64
+        if local_sum is None:
+            # Without a graph, `sum_shares` sums in float64 if this rank alone has many examples. If
+            # only all ranks together have, `private_step` converts the sum.
             device = next(iter(training.parameters.values())).device
             local_sum = sum_shares(training.algorithm, mechanism, micro_batches, device)
     except Exception:

@@ -463,7 +463,7 @@ def test_a_data_set_without_validation_examples_can_be_searched(
     words = [*words, "optimizer.lr=0.1,0.2", f"paths.results={tmp_path}", "--trials", "1"]
     code, out, err = command(capsys, "search", *words)
     assert code == 0, err
-    assert out.startswith("dataset.validation_share=0.1: these owners are held out of training")
+    assert out.startswith("dataset.validation_share=0.1: this fraction of the owners is held out")
     (record,) = records.read_all(tmp_path)
     assert f"Chosen on {record.data.validation} validation examples, which no ε" in out
     assert len((tmp_path / "records.csv").read_text().splitlines()) == 2

@@ -1,7 +1,8 @@
 """Search hyper-parameters: Optuna proposes trials, each is a run, and their total ε is reported.
 
 The total ε is composed over all runs of the recipe on this data set in the results folder, as
-`budget` counts them. This includes runs of earlier searches, and runs whose folders were renamed.
+`zdp-bench budget` counts them. This includes runs of earlier searches, and runs whose folders were
+renamed.
 
 Optuna's proposals are determined by the recipe's seed and the scores of earlier trials. The same
 command therefore proposes the same trials after a kill: finished runs are found, the interrupted
@@ -69,9 +70,10 @@ def search(options: SearchOptions, show: Shown = "progress") -> tuple[Document, 
 
     Formal guarantees: every trial is a run with a ledger and counts in full, even if it failed or
     was stopped. `epsilon_all` is the tight ε of all runs of the recipe on this data set, in any
-    adaptive order. It protects `epsilon_of`: an example or, with `privacy.unit=patient`, an owner.
-    If it protects an example, `epsilon_all_unit` is that of an owner of several examples. With
-    `options.epsilon`, a trial that would bring the total ε above it does not start.
+    adaptive order. It protects what the record names as `epsilon_of`: an example or, with
+    `privacy.unit=patient`, an owner. If it protects an example and owners have several,
+    `epsilon_all_unit` is the total ε of an owner. With `options.epsilon`, a trial that would bring
+    the total ε above it does not start.
 
     Args:
         options: the search, as `read_search` returns it.
@@ -93,8 +95,8 @@ def search(options: SearchOptions, show: Shown = "progress") -> tuple[Document, 
         config = configured(options.possible_overrides())
         data = load_data(config)
         print_line(
-            f"{override}: these owners are held out of training, and the best trial is chosen on "
-            "them; no ε protects them"
+            f"{override}: this fraction of the owners is held out of training, and the best trial "
+            "is chosen on them; no ε protects them"
         )
     metric = find_metric(options, config, data)
     _check_listed_values(options, data)
@@ -111,7 +113,10 @@ def search(options: SearchOptions, show: Shown = "progress") -> tuple[Document, 
 
 
 def _check_listed_values(options: SearchOptions, data: Splits) -> None:
-    """Reject a listed value that no trial can have, before any trial spends ε."""
+    """Raise an error if a listed value of a searched key is invalid, before any trial spends ε.
+
+    Configurations and models are built only for the errors that this raises.
+    """
     models = set[str]()
     for overrides in options.list_possible_overrides():
         config = configured(overrides)
@@ -135,7 +140,7 @@ class Journal:
     Attributes:
         path: file of the record.
         options: the search.
-        config: a configuration of the recipe.
+        config: the configuration of a possible trial. Only what all trials share is read from it.
         data: the data set.
         metric: the metric by which the best trial is chosen.
         saved_trials: the trials in the record that an earlier process wrote, by number.
@@ -155,7 +160,8 @@ class Journal:
     def list_trials(self) -> list[Document]:
         """Return the trials so far, and the saved ones that this process has not come to yet.
 
-        They stay listed, so that their runs belong to the search even if it is killed before.
+        The saved ones stay listed, so that their runs still belong to the search if this process is
+        killed before it comes to them.
         """
         saved_numbers = range(len(self.trials) + 1, self.options.trials + 1)
         not_reached = [self.saved_trials[n] for n in saved_numbers if n in self.saved_trials]
@@ -248,7 +254,7 @@ def find_earlier_runs(
 
     Args:
         options: the search.
-        config: a configuration of the recipe.
+        config: the configuration of a possible trial. Only what all trials share is read from it.
         data: the data set.
         saved_trials: the trials in the search's record, by number.
     """
@@ -410,7 +416,10 @@ def _run_trial(
 
 
 def plan_steps(config: Run, data: Splits) -> SpentSteps:
-    """Return the steps of a whole run that may draw a given example or, by owner, a given owner."""
+    """Return those steps of a whole run that may draw one given example.
+
+    With `privacy.unit=patient`, return those that may draw one given owner.
+    """
     setup = Setup.of(config, data, torch.device("cpu"))
     sampling = setup.plan.sampling
     num_steps = sampling.steps_of_one(setup.plan.steps)
@@ -451,24 +460,26 @@ def calibrate_noise(
     delta = config.privacy.delta
     if earlier_runs:
         _require_budget_left(options, config, earlier_runs)
-    # The number of steps and the sampling do not depend on the noise multiplier.
+    # z is proportional to the noise multiplier; steps and sampling do not depend on it. So the
+    # factor on the noise of a trial with multiplier 1 is the multiplier.
     at_multiplier_1 = configured([*without_epsilon, "algorithm.noise_multiplier=1.0"])
-    trial = plan_steps(at_multiplier_1, data)
+    unit_trial = plan_steps(at_multiplier_1, data)
     try:
         if earlier_runs:
             earlier_steps = list_spent_steps(earlier_runs, config.privacy.by_owner)
             multiplier = calibrate_beside(
-                options.epsilon, earlier_steps, trial, options.trials, delta
+                options.epsilon, earlier_steps, unit_trial, options.trials, delta
             )
         else:
-            mechanism = Mechanism.of_z(trial.z, trial.sampling)
-            num_steps = trial.steps * options.trials
+            mechanism = Mechanism.of_z(unit_trial.z, unit_trial.sampling)
+            num_steps = unit_trial.steps * options.trials
             multiplier = calibrate_mechanism(options.epsilon, mechanism, num_steps, delta)
     except ValueError as error:
         raise UserError(f"--epsilon {options.epsilon:g}: {error}.") from None
     noise = f"algorithm.noise_multiplier={multiplier!r}"
-    trial = plan_steps(configured([*without_epsilon, noise]), data)
-    trial_epsilon = tight_epsilon(Mechanism.of_z(trial.z, trial.sampling), trial.steps, delta)
+    calibrated = plan_steps(configured([*without_epsilon, noise]), data)
+    mechanism = Mechanism.of_z(calibrated.z, calibrated.sampling)
+    trial_epsilon = tight_epsilon(mechanism, calibrated.steps, delta)
     return [*without_target, noise, f"privacy.max_epsilon={trial_epsilon * SLACK!r}"]
 
 
@@ -499,7 +510,7 @@ def explain_excess(
     runs = _name_runs(config, other_runs)
     try:
         spent = list_spent_steps([*other_runs, trial], trial.by_owner)
-        epsilon_before = compose_epsilon(spent[:-1], delta)
+        epsilon_before = compose_epsilon(spent[:-1], delta)  # the last entry is the trial's
         epsilon_after = compose_epsilon(spent, delta)
     except ValueError as error:
         return (
@@ -591,13 +602,13 @@ def _find_epsilon(
 def sheet(record: Document) -> Sheet:
     """Return a search's record as a sheet: trials from best to worst, and notes on ε."""
     metric = record["metric"]
-    sign = -1 if record["direction"] == "minimize" else 1
+    sort_sign = 1 if record["direction"] == "minimize" else -1  # the best score comes first
 
     def rank(trial: Document) -> tuple[bool, float, int]:
         """Return the sort key of a trial; trials without a score come last."""
         if trial["score"] is None:
             return True, 0.0, trial["trial"]
-        return False, -sign * trial["score"], trial["trial"]
+        return False, sort_sign * trial["score"], trial["trial"]
 
     rows = []
     for trial in sorted(record["trials"], key=rank):
