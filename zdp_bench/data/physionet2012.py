@@ -67,7 +67,7 @@ class Range:
         low, high = self.low, self.high
         if self.is_log:
             # 0 has no logarithm, so raise values to low / 1000. No result changes, as this becomes
-            # -1/2 - log(1000) / log(high / low) <= -2 = -LIMIT (high <= 100 * low in all ranges).
+            # -1/2 - log(1000) / log(high / low) <= -2 = -LIMIT (high <= 100 * low if is_log).
             values = np.log(np.maximum(values, low / 1000))
             low, high = math.log(low), math.log(high)
         middle = (low + high) / 2
