@@ -269,7 +269,7 @@ def read_own(place: Path) -> None:
 
 
 def read_listing(place: Path) -> tuple[int, int]:
-    made = folder(place / "list.csv", test_share=0.3)
+    made = folder(place / "list.csv")
     info = made.info(place)
     return info.train, info.test
 

@@ -13,11 +13,6 @@ from zdp_bench.privacy.ledger import Ledger, LedgerError, list_set_aside, set_as
 from zdp_bench.privacy.tally import Tally, count_releases
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "run" / "ledger.jsonl"
-
-
 def test_a_copy_of_a_ledger_belongs_to_the_process_that_is_sent_it() -> None:
     sent = pickle.dumps(Tally(True))
 

@@ -106,8 +106,8 @@ def test_by_patient_a_node_s_epsilon_is_of_its_patients(
     seen: list[tuple[int, ...]] = []
     real = Patients.take
 
-    def spy(self: Patients, drawn: np.ndarray, key: int | str, step: int) -> Any:
-        taken, shares = real(self, drawn, key, step)
+    def spy(self: Patients, drawn: np.ndarray, choice_key: bytes) -> Any:
+        taken, shares = real(self, drawn, choice_key)
         seen.append(shares)
         return taken, shares
 
