@@ -13,7 +13,7 @@ from tests.algorithms.test_properties import examples, make, summed
 from tests.training.test_interrupts import stop_and_go_on
 from tests.training.test_run import carry_out
 from zdp_bench.algorithms import Problem
-from zdp_bench.algorithms.class_means import ClassMeans
+from zdp_bench.algorithms.class_means import ClassMeans, _normalize
 from zdp_bench.config import configured
 from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import SAFETY
@@ -218,3 +218,10 @@ def test_one_logit_takes_probabilities(shares: tuple[int, ...] | None) -> None:
     torch.testing.assert_close(found[:, 0], expected)
     total = summed(algorithm, (inputs, targets), shares=shares)["0.weight"]
     torch.testing.assert_close(total[0], expected.sum(dim=0))
+
+
+def test_a_direction_of_numbers_of_all_sizes_is_kept() -> None:
+    """Only a row of which every number is tiny is enlarged before its norm is taken."""
+    rows = torch.tensor([[1.0, 1e-200], [3e-200, -4e-200], [0.0, 0.0]], dtype=torch.float64)
+    expected = torch.tensor([[1.0, 1e-200], [0.6, -0.8], [0.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(_normalize(rows), expected, rtol=1e-12, atol=0.0)

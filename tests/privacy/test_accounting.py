@@ -409,6 +409,21 @@ def test_the_central_limit_is_that_of_its_papers() -> None:
     assert claimed_epsilon("zeta_dp_2021", claim) == acc.gdp_clt(1.1, 0.01, 1000, DELTA)
 
 
+def test_deepees_orders_are_tenths_below_11_and_whole_numbers_from_12(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[float] = []
+    real = acc.poisson_rdp
+
+    def spy(noise_multiplier: float, rate: float, orders: Any) -> Any:
+        seen.extend(orders)
+        return real(noise_multiplier, rate, orders)
+
+    monkeypatch.setattr(acc, "poisson_rdp", spy)
+    claimed_epsilon("deepee_2021_rdp", Claim(1.1, 0.01, 100, DELTA, records=100, epochs=1))
+    assert seen == [*(1 + number / 10 for number in range(1, 100)), *range(12, 64)]
+
+
 def test_deepees_orders_end_at_63() -> None:
     """Where a step leaks next to nothing the largest order serves best: ε = ln(1/δ)/(63 − 1)."""
     claim = Claim(100.0, 1e-4, 1, DELTA, records=10_000, epochs=1)

@@ -11,8 +11,10 @@ import pytest
 from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 
+from zdp_bench.privacy import composition
 from zdp_bench.privacy.accounting import gdp_epsilon, patient_epsilon, pld, pld_uniform
 from zdp_bench.privacy.composition import (
+    ROUNDING,
     Spending,
     SpentSteps,
     compose_epsilon,
@@ -237,3 +239,9 @@ def test_an_epsilon_of_runs_is_the_same_from_version_to_version(
     runs: list[SpentSteps], expected: float
 ) -> None:
     assert compose_epsilon(runs, DELTA) == pytest.approx(expected, rel=1e-7)
+
+
+def test_noise_multipliers_that_differ_by_rounding_count_as_the_smallest() -> None:
+    close = [2.0, 2.0 * (1 + ROUNDING / 2), 2.0 * (1 + 2 * ROUNDING), 0.5]
+    merged = composition._merge_rounding(close)
+    assert [merged[z] for z in close] == [2.0, 2.0, close[2], 0.5]
