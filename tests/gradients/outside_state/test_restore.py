@@ -75,6 +75,18 @@ def largest_of_a_generator() -> Largest:
     return generator.send
 
 
+def largest_of_an_accumulation() -> Largest:
+    values: list[float] = []
+    # It cannot be pickled, because it holds functions without a name.
+    largest = itertools.accumulate(iter(lambda: values[-1], None), lambda a, b: max(a, b))
+
+    def remember(value: float) -> float:
+        values.append(value)
+        return next(largest)
+
+    return remember
+
+
 def in_a_new_context_variable() -> Largest:
     variable: ContextVar[float] = ContextVar("largest")
 
@@ -97,6 +109,7 @@ def advance(iterator: Any) -> Largest:
         (lambda: advance(iter([6, 7, 8])), "a list_iterator outside of the model was advanced"),
         (lambda: advance(map(float, [6, 7])), "a list_iterator outside of the model was advanced"),
         (in_an_iterator_of_lists, "a cycle outside of the model was advanced"),
+        (largest_of_an_accumulation, "a accumulate outside of the model was advanced"),
         (lambda: advance(itertools.count(6)), "a count outside of the model was advanced"),
         (in_a_new_context_variable, "the context variable 'largest' is set"),
     ],

@@ -199,20 +199,15 @@ def _(file: Any) -> Content:
 @content_of.register
 def _(iterator: Iterator) -> Content:
     """Return what an iterator holds. It cannot be set back, so that advancing it is refused."""
-    frame = None
-    if isinstance(iterator, types.GeneratorType):
-        frame = iterator.gi_frame
-        parts = [] if frame is None else [*frame.f_locals.values()]
-    elif type(iterator).__module__ in ("builtins", "itertools"):
-        parts = gc.get_referents(iterator)
-    else:
+    is_generator = isinstance(iterator, types.GeneratorType)
+    if not is_generator and type(iterator).__module__ not in ("builtins", "itertools"):
         return content_of.dispatch(object)(iterator)
+    parts = _parts_of_iterator(iterator)
     position = _position_of(iterator)
-    values = list(parts)
 
     def require_unchanged() -> bool:
-        is_same_frame = frame is None or are_same([*frame.f_locals.values()], values)
-        if _position_of(iterator) == position and is_same_frame:
+        has_same_parts = are_same(_parts_of_iterator(iterator), parts)
+        if has_same_parts and _position_of(iterator) == position:
             return False
         raise UserError(
             f"a {type(iterator).__name__} outside of the model was advanced by the model or the "
@@ -221,6 +216,14 @@ def _(iterator: Iterator) -> Content:
         )
 
     return Content(parts, require_unchanged)
+
+
+def _parts_of_iterator(iterator: Iterator) -> list[Any]:
+    """Return the objects that an iterator of Python's refers to, such as a running total."""
+    if not isinstance(iterator, types.GeneratorType):
+        return gc.get_referents(iterator)
+    frame = iterator.gi_frame
+    return [] if frame is None else [*frame.f_locals.values()]  # None at its end
 
 
 def _position_of(iterator: Iterator) -> Any:
