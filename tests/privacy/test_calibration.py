@@ -117,3 +117,12 @@ def test_rounding_makes_no_noise_smaller(monkeypatch: pytest.MonkeyPatch) -> Non
     beside = calibrate_beside(1.5, [], SpentSteps(0.7, sampling, 300), 1, 1e-5)
     for multiplier in (alone, beside):
         assert 1 < multiplier / (2.0 / 0.7) < 1 + 1e-11
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 1.7])
+def test_what_is_found_never_exceeds_the_target(power: float) -> None:
+    """Roots are found up to rounding, on either side."""
+    targets = [0.2 * 1.2**number for number in range(17)]
+    excess = [solve(target, lambda sigma: sigma**-power) ** -power - target for target in targets]
+    assert max(excess) <= 0
+    assert min(excess) < 0

@@ -201,3 +201,8 @@ def test_a_long_ledger_of_many_starts_counts_as_its_steps_one_by_one(path: Path)
                 ledger.has_released(n) for n in range(13)
             ]
         assert ledger.releases == len(plain)
+
+
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_noise_of_releases_that_no_step_states_cannot_be_drawn_again(earlier: int) -> None:
+    assert Tally(repeatable=True, earlier=earlier).has_other_noise == bool(earlier)
