@@ -67,7 +67,7 @@ def preserve_outside_state(
         return _restore_all(contents)
 
     try:
-        if not is_captured:
+        if roots and not is_captured:  # without code, nothing changes the environment either
             _find_contents([*roots, os.environ], {id(weight) for weight in weights}, contents)
         yield restore
     finally:
