@@ -20,28 +20,17 @@ def _(values: Any) -> Content:
     return Content([*values, *class_and_attributes_of(values)])
 
 
-@content_of.register
-def _(values: list) -> Content:
-    items = list.copy(values)
+@content_of.register(list)
+@content_of.register(deque)
+def _(values: Any) -> Content:
+    kind: Any = list if isinstance(values, list) else deque  # whose methods no subclass overrides
+    items = [*kind.__iter__(values)]
 
     def restore() -> bool:
-        if are_same(list.copy(values), items):
+        if are_same([*kind.__iter__(values)], items):
             return False
-        list.__setitem__(values, slice(None), items)
-        return True
-
-    return Content([*items, *class_and_attributes_of(values)], restore)
-
-
-@content_of.register
-def _(values: deque) -> Content:
-    items = list(deque.copy(values))
-
-    def restore() -> bool:
-        if are_same(list(deque.copy(values)), items):
-            return False
-        deque.clear(values)
-        deque.extend(values, items)
+        kind.clear(values)
+        kind.extend(values, items)
         return True
 
     return Content([*items, *class_and_attributes_of(values)], restore)
