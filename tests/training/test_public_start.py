@@ -121,13 +121,18 @@ def test_public_data_that_the_run_is_to_protect_is_refused(start: Outcome, tmp_p
             run_digest_of(replace(config, dataset=replace(config.dataset, name=other)), "data")
 
 
-def test_the_same_files_under_another_name_are_refused(tmp_path: Path) -> None:
-    write_mini_mnist(tmp_path)
+def write_under_two_names(folder: Path) -> list[str]:
+    """Write the same pictures as FashionMNIST and as Other; return the overrides that read them."""
+    write_mini_mnist(folder)
     for name in ("FashionMNIST", "Other"):
-        shutil.copytree(tmp_path / "MNIST", tmp_path / name)
-    shutil.rmtree(tmp_path / "MNIST")
-    words = [*SMALL, "dataset.check=false", f"paths.data={tmp_path}"]
-    words.append(f"paths.results={tmp_path / 'results'}")
+        shutil.copytree(folder / "MNIST", folder / name)
+    shutil.rmtree(folder / "MNIST")
+    paths = [f"paths.data={folder}", f"paths.results={folder / 'results'}"]
+    return [*SMALL, "dataset.check=false", *paths]
+
+
+def test_the_same_files_under_another_name_are_refused(tmp_path: Path) -> None:
+    words = write_under_two_names(tmp_path)
     execute(parse(compose([*words, "dataset=fashion_mnist"])), Silent())
     (tmp_path / "Other").rename(tmp_path / "MNIST")
     config = parse(compose([*words, "dataset=mnist", FROM]))
@@ -182,12 +187,7 @@ def test_a_start_that_does_not_state_all_its_data_is_refused(
 def test_files_that_a_start_itself_started_from_are_refused_under_another_name(
     tmp_path: Path,
 ) -> None:
-    write_mini_mnist(tmp_path)
-    for name in ("FashionMNIST", "Other"):
-        shutil.copytree(tmp_path / "MNIST", tmp_path / name)
-    shutil.rmtree(tmp_path / "MNIST")
-    words = [*SMALL, "dataset.check=false", f"paths.data={tmp_path}"]
-    words.append(f"paths.results={tmp_path / 'results'}")
+    words = write_under_two_names(tmp_path)
     first = execute(parse(compose([*words, "dataset=fashion_mnist"])), Silent())
     generated = [*words[:-3], *GENERATED, "dataset.shape=[1,28,28]", words[-1]]
     started = f"model.init_from={first.record.run[:8]}"
