@@ -16,7 +16,7 @@ from tests.damage import edit_json, edit_lines, name_error, replace_file, spoil_
 from tests.training.test_run import TINY, carry_out
 from zdp_bench import cli, records
 from zdp_bench.extras.page.curves import curves_of_all
-from zdp_bench.training.spending import FILE
+from zdp_bench.training.spending_file import FILE
 
 SECONDS = 20  # for the commands on one folder
 MOST = 1000  # characters on stderr

@@ -31,9 +31,11 @@ from zdp_bench.training import setup
 from zdp_bench.training.build import build_algorithm
 from zdp_bench.training.checkpoint import state_digest
 from zdp_bench.training.plan import Plan
+from zdp_bench.training.reservation import reserve
 from zdp_bench.training.run import Outcome, execute
 from zdp_bench.training.setup import load_data
-from zdp_bench.training.spending import FILE, find_spendings, reserve
+from zdp_bench.training.spending import find_spendings
+from zdp_bench.training.spending_file import FILE
 
 UNIFORM = ["trainer=uniform", "trainer.sample_rate=null", "trainer.batch_size=140"]
 

@@ -25,7 +25,7 @@ from zdp_bench.training import run as experiment
 from zdp_bench.training.evaluation import evaluate
 from zdp_bench.training.progress import Watcher
 from zdp_bench.training.run import Outcome, execute
-from zdp_bench.training.spending import read_sources
+from zdp_bench.training.spending_file import read_sources
 from zdp_bench.training.step import Training
 
 TINY = ["recipe=quickstart", "trainer.epochs=2", "trainer.sample_rate=0.1", "model.hidden=[8]"]

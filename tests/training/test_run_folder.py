@@ -39,7 +39,8 @@ from zdp_bench.training import run
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.progress import Reporter
 from zdp_bench.training.run import Outcome
-from zdp_bench.training.spending import FILE, find_spendings
+from zdp_bench.training.spending import find_spendings
+from zdp_bench.training.spending_file import FILE
 
 
 @contextmanager

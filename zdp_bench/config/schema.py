@@ -57,7 +57,7 @@ class Privacy:
         claimed_epsilon: ε of the whole run by `accountant`; sets `algorithm.noise_multiplier`, with
             inf to 0. null: keep the noise multiplier.
         total_budget: budget of all runs on the data set in the results folder: a run is rejected if
-            their joint tight ε would exceed it; see `training/spending.py`. null: no budget.
+            their joint tight ε would exceed it; see `training/reservation.py`. null: no budget.
         secure: draw batches and noise from the operating system's cryptographic generator instead
             of the seed's streams.
         unit: what ε protects: an example, or a patient with all examples. "patient" stands for the

@@ -10,7 +10,8 @@ from zdp_bench import disk, records
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.composition import Spending
 from zdp_bench.training.run_folder import MAX_LISTED, only_one_process, start_anew
-from zdp_bench.training.spending import FILE, NODES, keep_spending
+from zdp_bench.training.spending import keep_spending
+from zdp_bench.training.spending_file import FILE, NODES
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
 from zdp_bench.training.machine import plugin_digests
 from zdp_bench.training.run_folder import find_weights
-from zdp_bench.training.spending import read_sources, read_start_sources
+from zdp_bench.training.spending_file import read_sources, read_start_sources
 
 
 @dataclass(frozen=True)

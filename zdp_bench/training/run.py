@@ -60,9 +60,9 @@ from zdp_bench.training.machine import (
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.progress import Watcher
 from zdp_bench.training.public_start import run_digest_of
+from zdp_bench.training.reservation import reserve
 from zdp_bench.training.run_folder import Outcome, find_or_run, open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, load_data
-from zdp_bench.training.spending import reserve
 from zdp_bench.training.step import Training, private_step
 
 log = logging.getLogger(__name__)

@@ -34,7 +34,8 @@ from zdp_bench.privacy.composition import Spending, SpentSteps, compose_epsilon
 from zdp_bench.privacy.tally import BudgetExceeded
 from zdp_bench.training.deletion import delete, find_homes
 from zdp_bench.training.setup import load_data
-from zdp_bench.training.spending import find_spendings, read_sources
+from zdp_bench.training.spending import find_spendings
+from zdp_bench.training.spending_file import read_sources
 
 OWN = ("federated.nodes=2", "federated.patients=own", "privacy.claimed_epsilon=2.0")
 RUN = "f" * 64

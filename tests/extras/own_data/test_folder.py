@@ -30,9 +30,10 @@ from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.report import budget
 from zdp_bench.report.terminal import show_validation
 from zdp_bench.training.plan import Plan
+from zdp_bench.training.reservation import reserve
 from zdp_bench.training.run import execute
 from zdp_bench.training.setup import load_data
-from zdp_bench.training.spending import find_spendings, keep_spending, reserve
+from zdp_bench.training.spending import find_spendings, keep_spending
 
 CLASSES = ("sick", "well")
 

@@ -40,9 +40,11 @@ from zdp_bench.privacy.noise import run_key, stream_bytes
 from zdp_bench.privacy.sampling import place_each
 from zdp_bench.privacy.tally import BudgetExceeded, Position, Tally
 from zdp_bench.training.machine import execution_digest, foreign_code, pick_device
+from zdp_bench.training.reservation import plan_spending, reserve
 from zdp_bench.training.run_folder import open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, count_units, load_data
-from zdp_bench.training.spending import NODES, plan_spending, read_spendings, reserve
+from zdp_bench.training.spending import read_spendings
+from zdp_bench.training.spending_file import NODES
 from zdp_bench.training.step import Training, private_step
 
 CRASHED = 1  # code of an `Error`: the app raised an exception

@@ -46,9 +46,10 @@ from zdp_bench.tasks.metric import Metric, metric_of
 from zdp_bench.training import validation
 from zdp_bench.training.evaluation import DivergedError, evaluate
 from zdp_bench.training.public_start import run_digest_of
+from zdp_bench.training.reservation import plan_spending
 from zdp_bench.training.run import epsilon_of
 from zdp_bench.training.setup import ModelSetup, Setup, load_data
-from zdp_bench.training.spending import plan_spending, read_spendings_of_recipe
+from zdp_bench.training.spending import read_spendings_of_recipe
 
 FOLDER = "searches"  # in the results folder
 MAX_SHOWN = 10  # number of trials in the printed table; CSV and JSON have all of them
