@@ -111,14 +111,37 @@ def test_a_parameter_without_influence_is_named() -> None:
     assert check(model) == []
 
 
+def gate(net: Any, x: Tensor) -> Tensor:
+    return x + net.gates(x).softmax(dim=0) * x
+
+
 @pytest.mark.parametrize(
-    "end", [lambda y: y.softmax(dim=0), lambda y: y - y[:1]], ids=["softmax", "difference"]
+    ("make", "parameter"),
+    [
+        (lambda: mlp(Layer(lambda x: x - x.mean(dim=0))), "0.weight"),
+        (lambda: mlp(Layer(lambda x: x - x.mean(dim=0).detach())), "2.weight"),
+        (lambda: nn.Sequential(*mlp(), Layer(lambda y: y - y[:1])), "0.weight"),
+        (lambda: nn.Sequential(*mlp(), Layer(lambda y: y.softmax(dim=0))), "0.weight"),
+        (lambda: nn.Sequential(*mlp(), Layer(lambda y: F.normalize(y, dim=0))), "0.weight"),
+        (lambda: mlp(Made(gate, gates=nn.Linear(8, 8))), "1.gates.weight"),
+    ],
+    ids=["mean", "detached mean", "difference", "softmax", "normalize", "gates"],
 )
-def test_a_model_that_is_constant_for_one_example_is_refused(
-    end: Callable[[Tensor], Tensor],
+def test_a_parameter_without_influence_on_a_single_example_is_refused(
+    make: Callable[[], nn.Module], parameter: str
 ) -> None:
-    with pytest.raises(UserError, match="does not change with any parameter"):
-        check(nn.Sequential(*mlp(), Layer(end)))
+    sentence = rf"^parameter '{parameter}' changes .* not the output for a single .*line \d+"
+    with pytest.raises(UserError, match=sentence):
+        check(make())
+
+
+def test_a_layer_that_random_draws_skip_is_no_reason_to_refuse() -> None:
+    def skip(net: Any, x: Tensor) -> Tensor:
+        """Return x plus the layer's output, which is left out for nine examples of ten."""
+        is_kept = float(torch.rand(())) < 0.1
+        return x + net.layer(x) if is_kept or len(x) > 1 else x
+
+    check(mlp(Made(skip, layer=nn.Linear(8, 8))))
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")

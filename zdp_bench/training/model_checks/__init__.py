@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -50,6 +50,8 @@ from zdp_bench.training.total import Total
 log = logging.getLogger(__name__)
 
 NO_GRADIENT = 1e-6  # a gradient that is rounding only, relative to the largest output
+SMALL_SHARE = 1e-3  # a gradient that is rounding only, relative to that of a batch
+MAX_DRAWS = 20  # random draws in which a parameter without influence must have none
 SHARE_SIZES = (2, 1)  # numbers of examples in the two shares of the check; together `SAMPLES`
 
 
@@ -330,20 +332,15 @@ def _check_gradients(model: nn.Module, inputs: Tensor, state: State) -> None:
     trained = trainable(model)
     with torch.enable_grad():
         output = reference.compute_outputs(model, inputs)
-        try:
-            gradients = torch.autograd.grad(
-                _combine(output), [*trained.values()], allow_unused=True
-            )
-        except RuntimeError as error:
-            raise UserError(
-                f"the model has no gradient: torch raises: {first_line(error)}"
-            ) from None
-    largest = max((float(g.abs().max()) for g in gradients if g is not None), default=0.0)
+        gradients = _differentiate(output, trained)
+    if state.alone:
+        _require_influence_alone(model, inputs, state)
+    largest = max(map(_largest, gradients), default=0.0)
     if largest <= NO_GRADIENT * float(output.detach().abs().max()):
         raise UserError(
             "the output for an example does not change with any parameter, so that noise alone "
-            "would train the model: check for an operation over the batch, such as softmax(dim=0), "
-            "which is constant for one example."
+            "would train the model: compute the output from the parameters, without detach(), "
+            "argmax or comparisons on the way."
         )
     if state.alone:  # Python code may skip layers for some examples
         return
@@ -353,6 +350,60 @@ def _check_gradients(model: nn.Module, inputs: Tensor, state: State) -> None:
                 f"parameter '{name}' has no influence on the model's output, so it would be "
                 "trained on noise alone: remove it, or set requires_grad=False."
             )
+
+
+def _require_influence_alone(model: nn.Module, inputs: Tensor, state: State) -> None:
+    """Reject a parameter that changes the outputs of a batch, but not that of a single example.
+
+    For example, `softmax(dim=0)` is constant for a single example.
+    """
+    trained = trainable(model)
+    run_alone = partial(reference.compute_outputs, model)
+    names = list(trained)
+    for seed in range(MAX_DRAWS):  # random layers may hide a parameter's influence in some draws
+        twin = copy_apart(model)
+        in_batch = _measure_gradients(twin, trainable(twin), inputs, seed)
+        alone = _measure_gradients(run_alone, trained, inputs, seed)
+        names = [name for name in names if alone[name] < SMALL_SHARE * in_batch[name]]
+        if not names:
+            return
+    raise UserError(
+        f"parameter '{names[0]}' changes the outputs of a batch, but not the output for a single "
+        "example. Noise alone would train it, because examples run one at a time: "
+        f"{state.alone}. Compute along the dimensions of one example there, not along the batch."
+    )
+
+
+def _measure_gradients(
+    run: Callable[[Tensor], Tensor],
+    parameters: Mapping[str, nn.Parameter],
+    inputs: Tensor,
+    seed: int,
+) -> dict[str, float]:
+    """Return the largest magnitude in each parameter's gradient of a function's output."""
+    set_seed(seed)
+    with torch.enable_grad():
+        output = run(map_leaves(torch.clone, inputs))
+        gradients = _differentiate(output, parameters)
+    return dict(zip(parameters, map(_largest, gradients), strict=True))
+
+
+def _differentiate(
+    output: Tensor,
+    parameters: Mapping[str, nn.Parameter],
+) -> Sequence[Tensor | None]:
+    """Return the gradients of a combination of all entries of an output."""
+    try:
+        return torch.autograd.grad(_combine(output), [*parameters.values()], allow_unused=True)
+    except RuntimeError as error:
+        raise UserError(f"the model has no gradient: torch raises: {first_line(error)}") from None
+
+
+def _largest(gradient: Tensor | None) -> float:
+    """Return the largest magnitude in a gradient; 0 for None."""
+    if gradient is None or not gradient.numel():
+        return 0.0
+    return float(gradient.abs().max())
 
 
 def _combine(output: Tensor) -> Tensor:
