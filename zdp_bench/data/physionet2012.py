@@ -75,51 +75,53 @@ class Range:
 
 
 # Where the ranges come from. None was computed from the records, and no clinician has reviewed
-# them.
-# - Looked up: the "points" of a value in the scores SOFA (Vincent et al. 1996, in Singer et al.
-#   2016), SAPS II (Le Gall et al. 1993), APACHE II (Knaus et al. 1985) and APACHE III (Knaus et al.
-#   1991, as in MIMIC's code); SSC, the Surviving Sepsis Campaign (Dellinger et al. 2013); TRICC;
-#   and the ARDS Network's target.
-# - Written from memory: all others. Unless a comment names another source, they are rounded
-#   reference ranges of adults, as in the American Board of Internal Medicine's list of 2024,
-#   Harrison's Principles or the MSD Manual.
+# them. Most were chosen first, and their sources looked up afterwards. A comment names the source
+# of the lower end, then of the upper end.
+# - Scores, by the points that they give: SOFA (Vincent et al. 1996, in Singer et al. 2016), SAPS II
+#   (Le Gall et al. 1993), APACHE II (Knaus et al. 1985) and APACHE III (Knaus et al. 1991, as in
+#   MIMIC's code). SIRS: the criteria of Bone et al. 1992.
+# - Guidelines: ACG (Kwo et al. 2017), ARDS Network (2008), BTS (British Thoracic Society 2017), SSC
+#   (Surviving Sepsis Campaign, Dellinger et al. 2013), WHO (hypertension, 2021).
+# - Reference ranges of adults: ACCP (American College of Clinical Pharmacy, Pharmacotherapy
+#   Self-Assessment Program), AHA (American Heart Association), MSD (MSD Manual), NBME (National
+#   Board of Medical Examiners), and Mayo Clinic.
 RANGES = {
     "Albumin": Range(2.5, 4.4),  # g/dL; APACHE III: no points
-    "ALP": Range(30, 120, is_log=True),  # IU/L
-    "ALT": Range(7, 205, is_log=True),  # IU/L; ACG: "mild" up to 5 · 41, the reference limit
-    "AST": Range(12, 190, is_log=True),  # IU/L; likewise, 5 · 38
-    "Bilirubin": Range(0.3, 2, is_log=True),  # mg/dL; SOFA: two points from 2
-    "BUN": Range(7, 40, is_log=True),  # mg/dL; APACHE III: more points from 40
-    "Cholesterol": Range(120, 200),  # mg/dL; more than desirable from 200
-    "Creatinine": Range(0.5, 2, is_log=True),  # mg/dL; SOFA: two points from 2
+    "ALP": Range(30, 120, is_log=True),  # IU/L; ACCP
+    "ALT": Range(7, 205, is_log=True),  # IU/L; Mayo Clinic; ACG: "mild" to 5 times the limit, 41
+    "AST": Range(12, 190, is_log=True),  # IU/L; Penttilä et al. 1975; ACG: likewise, 38
+    "Bilirubin": Range(0.3, 2, is_log=True),  # mg/dL; ACCP; SOFA: two points from 2
+    "BUN": Range(7, 40, is_log=True),  # mg/dL; Mayo Clinic; APACHE III: more points from 40
+    "Cholesterol": Range(120, 200),  # mg/dL; MSD: low below 120, desirable below 200
+    "Creatinine": Range(0.5, 2, is_log=True),  # mg/dL; APACHE III: points below; SOFA: two points
     "DiasABP": Range(52, 80),  # mmHg; ends of MAP and SysABP in (3 · MAP − SysABP) / 2, rounded
-    "FiO2": Range(0.21, 0.6),  # room air, and where oxygen becomes toxic
+    "FiO2": Range(0.21, 0.6),  # room air; Jackson 2020 (Medscape): at most 0.6 after 24 hours
     "GCS": Range(10, 15),  # SOFA: two points for 10 to 12, none for 15
-    "Glucose": Range(70, 180, is_log=True),  # mg/dL; NICE-SUGAR 2009: the conventional target
-    "HCO3": Range(20, 28),  # mmol/L; SAPS II: points below 20
+    "Glucose": Range(70, 180, is_log=True),  # mg/dL; MSD: fasting; NICE-SUGAR 2009: usual target
+    "HCO3": Range(20, 28),  # mmol/L; SAPS II: points below 20; NBME
     "HCT": Range(21, 36),  # %; TRICC (Hébert et al. 1999): 3 · haemoglobin, 7 to 12 g/dL
-    "HR": Range(60, 110),  # bpm; APACHE II: points from 110
-    "K": Range(3.5, 5),  # mmol/L
-    "Lactate": Range(0.5, 4, is_log=True),  # mmol/L; SSC: tissue is short of oxygen from 4
-    "Mg": Range(1.5, 2.3),  # mg/dL
-    "MAP": Range(65, 100),  # mmHg; SSC: the target is 65 at least
+    "HR": Range(60, 110),  # bpm; AHA; APACHE II: points from 110
+    "K": Range(3.5, 5),  # mmol/L; APACHE II: points below 3.5; SAPS II: points from 5
+    "Lactate": Range(0.5, 4, is_log=True),  # mmol/L; MSD; SSC: tissue is short of oxygen from 4
+    "Mg": Range(1.5, 2.3),  # mg/dL; StatPearls, Electrolytes; Costello et al. 2016: 0.95 mmol/L
+    "MAP": Range(65, 100),  # mmHg; SSC: the target is 65 at least; APACHE III: points from 100
     "MechVent": Range(0, 1),  # 1 where it is recorded
-    "Na": Range(135, 145),  # mmol/L
+    "Na": Range(135, 145),  # mmol/L; APACHE III: points below 135; SAPS II: points from 145
     "NIDiasABP": Range(52, 80),  # mmHg; as DiasABP
     "NIMAP": Range(65, 100),  # mmHg; as MAP
     "NISysABP": Range(90, 140),  # mmHg; as SysABP
-    "PaCO2": Range(35, 45),  # mmHg
+    "PaCO2": Range(35, 45),  # mmHg; MSD
     "PaO2": Range(60, 300, is_log=True),  # mmHg; Kilgannon et al. 2010: hypoxia, hyperoxia
     "pH": Range(7.30, 7.45),  # ARDS Network: the target
-    "Platelets": Range(100, 400, is_log=True),  # 1000/µL; SOFA: two points below 100
+    "Platelets": Range(100, 400, is_log=True),  # 1000/µL; SOFA: two points below 100; NBME
     "RespRate": Range(12, 24),  # per minute; APACHE II: no points
-    "SaO2": Range(94, 100),  # %; British Thoracic Society: the target is 94 at least
-    "SysABP": Range(90, 140),  # mmHg; SSC: hypotension below 90; hypertension from 140
+    "SaO2": Range(94, 100),  # %; BTS: the target is 94 at least; the maximum
+    "SysABP": Range(90, 140),  # mmHg; SSC: hypotension below 90; WHO: hypertension from 140
     "Temp": Range(36, 38.4),  # °C; APACHE II: no points
-    "TroponinI": Range(0.04, 4, is_log=True),  # µg/L; to a hundred times the reference limit
+    "TroponinI": Range(0.04, 4, is_log=True),  # µg/L; Apple & Collinson 2012; a hundred times this
     "TroponinT": Range(0.01, 1, is_log=True),  # µg/L; likewise
     "Urine": Range(35, 140, is_log=True),  # mL; SSC: from 0.5 mL/kg in an hour at 70 kg, to 4 · 35
-    "WBC": Range(4, 20, is_log=True),  # 1000/µL; SAPS II: points from 20
+    "WBC": Range(4, 20, is_log=True),  # 1000/µL; SIRS: below 4; SAPS II: points from 20
     "Weight": Range(50, 100),  # kg; round numbers
 }
 AGE = Range(50, 80)  # years; round numbers
