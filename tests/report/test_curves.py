@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.test_records import record, save
+from zdp_bench import records
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.report import papers, tables
 from zdp_bench.report.cells import Filling
@@ -83,6 +84,20 @@ def test_points_are_means_over_seeds_at_every_epoch(results: Path) -> None:
         "as published",
     ]
     assert [one["command"] for one in found] == ["`zdp-bench run recipe=bp`", "", ""]
+
+
+@pytest.mark.parametrize("numbers", [[EPOCHS], [None] * EPOCHS])
+def test_a_run_without_metrics_of_each_epoch_is_left_out_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], numbers: list[int | None]
+) -> None:
+    run = make_run("bp", 1, 0.6)
+    last = run["epochs"][-1]
+    run["epochs"] = [last | {"epoch": number} for number in numbers]
+    save(tmp_path, run)
+    records.warn_left_out.cache_clear()
+    lines = tables.build(FIGURE, tmp_path, FILLINGS).numbers
+    assert {line["status"] for line in lines} <= {"not run", ""}
+    assert "not evaluated after each" in capsys.readouterr().err
 
 
 def test_of_many_epochs_a_page_shows_a_dozen_and_the_csv_all(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.test_package import ROOT
 from tests.test_records import record, save, typed
+from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.claims import build_table
 from zdp_bench.report import cells, papers, tables
@@ -118,6 +119,17 @@ def test_runs_on_a_copy_of_the_data_count_only_until_the_data_itself_is_there(
     assert line(tmp_path, MNIST)["ours"] == "[50.00 % (n = 1)]"
     save(tmp_path, release)
     assert line(tmp_path, MNIST)["ours"] == "97.00 % (n = 1)"
+
+
+def test_runs_on_changed_data_are_left_out_of_the_mean_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = own("phasemnist", 1, 0.5, run="f" * 64)
+    changed["data"]["digest"] = "0" * 64
+    save(tmp_path, changed, own("phasemnist", 1, 0.97), own("phasemnist", 2, 0.98))
+    records.warn_left_out.cache_clear()
+    assert line(tmp_path, PHASE)["ours"] == "97.50 ± 0.71 % (n = 2)"
+    assert "1 runs of recipe phasemnist, which used other data" in capsys.readouterr().err
 
 
 def test_fixed_size_batches_have_an_interval(tmp_path: Path) -> None:

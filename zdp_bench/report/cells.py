@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from statistics import mean
 
+from zdp_bench import records
 from zdp_bench.records import Data, Epoch, Privacy, Record
 from zdp_bench.report import names, papers
 from zdp_bench.report.number_format import deviation, interval
@@ -106,14 +108,16 @@ class Filling:
 
         They are the runs with this experiment digest, whatever their recipe. The digest covers
         everything that a run computes except its seed, so runs from before a change of the recipe
-        do not count. If some of them used official data, the others do not count either.
+        do not count. If some of them used official data, the others do not count either. Nor do
+        runs on other data than most, such as a derived data set that has changed since.
         """
         runs = deduplicate(
             run
             for run in all_records
             if run.experiment == self.digest and run.data.provenance != "synthetic"
         )
-        return [run for run in runs if run.data.provenance == "official"] or runs
+        runs = [run for run in runs if run.data.provenance == "official"] or runs
+        return _on_same_data(runs)
 
     @property
     def command(self) -> str:
@@ -132,6 +136,19 @@ def deduplicate(runs: Iterable[Record]) -> list[Record]:
     for run in sorted(runs, key=lambda run: (run.seed, run.recipe, run.run)):
         by_digest.setdefault(run.run, run)
     return list(by_digest.values())
+
+
+def _on_same_data(runs: Sequence[Record]) -> list[Record]:
+    """Return the runs on the data that most of them used, with a warning if some used other."""
+    counts = Counter(run.data.digest for run in runs)
+    if len(counts) < 2:
+        return [*runs]
+    [(digest, count)] = counts.most_common(1)
+    records.warn_left_out(
+        f"{len(runs) - count} runs of recipe {runs[0].recipe}, which used other data than most "
+        f"({count} runs). Carry them out again with force=true, or delete them."
+    )
+    return [run for run in runs if run.data.digest == digest]
 
 
 @dataclass(frozen=True)
@@ -377,6 +394,8 @@ def make_lines(
         column, _, x = number.column.partition(" at ")
         printed[number.row, column, x] = number
     jobs = [(filling, tuple(filling.runs_of(all_records))) for filling in fillings]
+    if axes and axes.x == "epoch":
+        jobs = [(filling, tuple(filter(_has_each_epoch, runs))) for filling, runs in jobs]
     rows = list(dict.fromkeys(number.row for number in numbers))
     heads = []
     for number in numbers:
@@ -478,10 +497,22 @@ def _measure(run: Record, metric: str, axis: str) -> Iterator[tuple[float, float
         settings = [run.get(path) for path in axis.split(" or ")]
         x = next(setting for setting in settings if setting is not None)
         yield float(x), run.metrics[metric], Spent.of(run.privacy)
-    elif run.has_each_epoch:
+    else:
         for epoch in run.epochs:
             if epoch.number is not None:
                 yield epoch.number, epoch.metrics[metric], Spent.after(run.privacy, epoch)
+
+
+def _has_each_epoch(run: Record) -> bool:
+    """Return True if a run was evaluated after each epoch; warn if it was not."""
+    numbered = any(epoch.number is not None for epoch in run.epochs)
+    if numbered and run.has_each_epoch:
+        return True
+    records.warn_left_out(
+        f"run {run.run[:16]} of recipe {run.recipe}, from a figure over epochs, because it was "
+        "not evaluated after each. Carry it out again with force=true execution.evaluate=each."
+    )
+    return False
 
 
 def _claimed(privacy: Privacy, step: int, epoch: int) -> float:
