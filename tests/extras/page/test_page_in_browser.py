@@ -147,11 +147,40 @@ def test_a_run_opens_by_click_and_by_address(browser: Browser, file: Path) -> No
         for word in ("phasemnist", "70.00 %", "optimizer.lr", "ε tight", "ledger"):
             assert word in shown, word
         address = page.url
-        assert "#run-phasemnist2" in address
+        assert "#run-phasemnist/phasemnist2" in address
         page.keyboard.press("Escape")
         page.wait_for_function("location.hash === ''")
         page.goto(address)
         page.wait_for_selector("#run[open] #run-name")
+
+
+def test_runs_of_any_number_and_name_open_and_say_what_tables_say(
+    browser: Browser, tmp_path: Path
+) -> None:
+    values = {"nan": math.nan, "inf": -math.inf, "-inf": math.inf}
+    shown = {"nan": "undefined", "inf": "-∞ dB", "-inf": "∞ dB"}
+    shared_run = "5" * 64
+    for seed, (name, value) in enumerate(values.items()):
+        run = own("mri", seed, 0.5, labels={"name": name, "tags": [], "notes": ""})
+        run["headline"] = {"name": "psnr", "value": value}
+        run["metrics"] = {"psnr": value}
+        save(tmp_path, run)
+    save(tmp_path, own("first", 7, 0.5, run=shared_run), own("second", 7, 0.5, run=shared_run))
+    with see(browser, write_page(tmp_path), WIDE) as seen:
+        page = seen.page
+        for seed, (name, text) in enumerate(shown.items()):
+            page.fill("#search", "psnr")
+            row = page.locator(".tabulator-row", has_text=f"{name}: mri, seed {seed}")
+            assert row.locator("[tabulator-field=value]").inner_text() == text
+            row.locator("a").click()
+            assert text in page.inner_text("#run[open] .tiles")
+            page.click("#run-head button")
+        for recipe in ("first", "second"):
+            page.fill("#search", recipe)
+            page.click("#runs-table .tabulator-row >> nth=0 >> a")
+            assert f"runs/{recipe}/" in page.inner_text("#run-body")
+            page.click("#run-head button")
+        assert seen.said == []
 
 
 CURVES = (

@@ -8,6 +8,7 @@ in `results/tables` and `results/figures`.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from base64 import b64encode
@@ -28,7 +29,7 @@ from markupsafe import Markup, escape
 
 from zdp_bench import __version__, records
 from zdp_bench.extras.page.curves import curves_of_all
-from zdp_bench.records import Record, to_json
+from zdp_bench.records import Record
 from zdp_bench.report import coverage, names, papers
 from zdp_bench.report.cells import RULE
 from zdp_bench.report.results import read_frame, tell_differences
@@ -210,14 +211,16 @@ def _name_prefix(run: Record) -> str:
 
 def _cells(run: Record, line: dict[Any, Any], title: str) -> dict[str, Any]:
     """Return a run's values for its row in the table of runs, without missing ones."""
-    cells = {key: line.get(key) for key in CELLS} | {
+    cells = {key: line.get(key) for key in CELLS}
+    cells |= {
         "name": title,
         "what": names.words(" on ".join(filter(None, (line["model"], line["dataset"])))),
         "algorithm": names.algorithm(line["algorithm"] or ""),
         "dataset": names.words(line["dataset"]),
         "model": names.words(line["model"] or ""),
         "paper": run.claims.table or OWN,
-        "run": run.run[:16],
+        "value": run.headline.value,  # may be NaN, which `line` lacks
+        "run": f"{run.recipe}/{run.run[:16]}",  # recipes may share a run
     }
     return {key: value for key, value in cells.items() if value not in (None, "")}
 
@@ -319,11 +322,24 @@ def _policy() -> str:
 
 
 def escape_json(value: Any) -> Markup:
-    """Return a value as JSON that is safe in an HTML script; ∞ and NaN become 'inf' and 'nan'."""
-    text = json.dumps(to_json(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    """Return a value as JSON that is safe in an HTML script; ∞ becomes {"number": "Infinity"}."""
+    wrapped = _wrap_numbers(value)
+    text = json.dumps(wrapped, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return Markup(text)
+
+
+def _wrap_numbers(value: Any) -> Any:
+    """Replace ∞ and NaN, which JSON lacks, by objects from which `charts.js` restores them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        names_in_javascript = {math.inf: "Infinity", -math.inf: "-Infinity"}
+        return {"number": names_in_javascript.get(value, "NaN")}
+    if isinstance(value, Mapping):
+        return {key: _wrap_numbers(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_wrap_numbers(entry) for entry in value]
+    return value
 
 
 def _script(name: str) -> Markup:

@@ -1,7 +1,8 @@
 "use strict";
 // The page's data, the format of its numbers, and the chart of utility against ε.
 
-const revive = (key, value) => (value === "inf" ? Infinity : value === "nan" ? NaN : value);
+// JSON has no ∞ and NaN: {"number": "Infinity"}
+const revive = (key, value) => (typeof value?.number === "string" && Object.keys(value).length === 1 ? Number(value.number) : value);
 const PAGE = JSON.parse(document.getElementById("runs-data").textContent, revive);
 const unitOf = (metric) => PAGE.metrics[metric][1];
 const titleOf = (metric) => PAGE.metrics[metric][0];
@@ -20,8 +21,12 @@ const WRITE = {
   epsilon: (value) =>
     value === Infinity ? "∞" : value > 999 ? roundUp(value).toLocaleString("en") : String(roundUp(value)),
   metric: (value) => titleOf(value),
-  value: (value, metric) =>
-    Number.isNaN(value) ? "undefined" : `${inUnit(value, metric).toFixed(unitOf(metric) ? 2 : 4)} ${unitOf(metric)}`.trim(),
+  value: (value, metric) => {
+    if (Number.isNaN(value)) return "undefined";
+    const digits = unitOf(metric) ? 2 : 4;
+    const number = Number.isFinite(value) ? inUnit(value, metric).toFixed(digits) : value > 0 ? "∞" : "-∞";
+    return `${number} ${unitOf(metric)}`.trim();
+  },
   date: (value) => String(value).slice(0, 10),
 };
 
@@ -57,7 +62,7 @@ addEventListener("afterprint", () => paint(dark.matches));
 // Draw utility against ε. Non-private runs are at the right edge, labelled ∞.
 function drawScatter(rows, metric, colour, open) {
   scatter?.destroy();
-  const shown = rows.filter((row) => row.metric === metric && row.epsilon_tight > 0 && !Number.isNaN(row.value));
+  const shown = rows.filter((row) => row.metric === metric && row.epsilon_tight > 0 && Number.isFinite(row.value));
   const finite = shown.map((row) => row.epsilon_tight).filter(Number.isFinite);
   const edge = 10 ** Math.ceil(Math.log10(2 * Math.max(1, ...finite)));
   const labels = [...new Set(shown.map((row) => row[colour] ?? ""))].sort();

@@ -54,7 +54,7 @@ const cellOf = (key, kind) => (cell) => {
   const row = cell.getData();
   if (value === null || value === undefined) return "";
   if (kind === "run") {
-    const link = element("a", { href: `#run-${row.run}`, textContent: value });
+    const link = element("a", { href: `#run-${encodeURI(row.run)}`, textContent: value });
     return element("span", {}, link, element("small", { textContent: row.what }));
   }
   const over = key === "epsilon_claimed" && row.epsilon_tight > 1.01 * value;
@@ -63,7 +63,7 @@ const cellOf = (key, kind) => (cell) => {
 };
 
 // As in `records.plain_cell`, a text that a spreadsheet would compute gets a leading '.
-const plain = (value) => (value === Infinity ? "inf" : typeof value === "string" && /^\s*[=+\-@＝＋－＠]/.test(value) ? `'${value}` : value);
+const plain = (value) => (value === Infinity ? "inf" : value === -Infinity ? "-inf" : typeof value === "string" && /^\s*[=+\-@＝＋－＠]/.test(value) ? `'${value}` : value);
 
 const table = new Tabulator("#runs-table", {
   data: ROWS,
@@ -120,7 +120,7 @@ function writeAddress() {
 }
 
 function followAddress() {
-  const run = PAGE.runs.find((candidate) => `#run-${candidate.cells.run}` === location.hash);
+  const run = PAGE.runs.find((candidate) => `#run-${candidate.cells.run}` === decodeURIComponent(location.hash));
   if (run) return show(run);
   if (location.hash.includes("=")) {
     const set = new URLSearchParams(location.hash.slice(1));
