@@ -83,6 +83,18 @@ def test_one_of_several_equal_runs_is_made(small: Path, tmp_path: Path) -> None:
     assert [row.filling.recipe for row in plan_of(small, tmp_path).rows] == ["phasemnist"]
 
 
+def test_a_run_on_data_that_has_changed_since_is_planned_again(small: Path, tmp_path: Path) -> None:
+    (planned,) = [
+        row for row in plan_of(small, tmp_path, seeds=2).rows if row.filling.recipe == "mnist"
+    ]
+    for seed, day in ((1, 1), (2, 2)):
+        run = record("mnist", seed, experiment=planned.filling.digest)
+        run["data"]["digest"] = f"{seed}" * 64
+        save(small, run | {"measured": {"started_utc": f"2026-01-0{day}T00:00:00Z"}})
+    seeds = {row.filling.recipe: row.seeds for row in plan_of(small, tmp_path, seeds=2).rows}
+    assert seeds["mnist"] == (1,)
+
+
 def test_a_table_with_more_seeds_plans_those_that_another_table_lacks(
     small: Path, tmp_path: Path
 ) -> None:
@@ -279,6 +291,13 @@ def test_a_time_is_that_of_the_quickest_run_of_its_kind_on_the_same_device() -> 
             (1.0, "cpu (x86_64)", {"resumed_at_step": 7}),
         ]
     ]
+    stopped_early = record(
+        measured={"train_seconds": 1.0},
+        environment={"device": "cpu (x86_64)"},
+        config={**config.resolved, "model": earlier},
+        stopped_by="budget",
+    )
+    every.append(Record.of(stopped_early))
     for device, seconds in {"cpu": 8.0, "cuda": 2.0}.items():
         times = read_times(every, device)
         for words in (["algorithm.noise_multiplier=9"], ["trainer.sample_rate=0.5"]):

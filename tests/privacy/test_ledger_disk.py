@@ -261,6 +261,19 @@ def test_steps_between_damaged_lines_are_counted(path: Path) -> None:
     assert ledger_lines.count_intact_steps(path) == 3
 
 
+def test_damage_across_several_lines_lowers_no_count(path: Path) -> None:
+    """Lines joined by printable bytes inside their digests were one step."""
+    write(path, *range(10))
+    content = path.read_bytes()
+    whole = tally.count_releases([path])
+    starts = [place + 1 for place, byte in enumerate(content) if byte == ord("\n")]
+    for last in (3, 9):
+        begin, end = starts[2] + 20, starts[last] + 20
+        aside = path.with_name("ledger.jsonl.1")
+        aside.write_bytes(content[:begin] + b"x" * (end - begin) + content[end:])
+        assert tally.count_releases([aside]) >= whole
+
+
 def raising(fault: BaseException) -> Callable[..., None]:
     def act(*_: object) -> None:
         raise fault

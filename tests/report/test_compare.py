@@ -100,6 +100,13 @@ def test_runs_on_different_data_are_no_seeds_of_one_experiment() -> None:
         find_runs("a", typed(documents))
 
 
+def test_two_runs_of_one_seed_are_no_seeds_of_one_experiment() -> None:
+    """Their plug-ins had other code, or their starting weights were others."""
+    documents = [run("a", 1, 0.5), run("a", 1, 0.9) | {"run": "f" * 64}]
+    with pytest.raises(UserError, match="2 runs that differ in more than their seed"):
+        find_runs("a", typed(documents))
+
+
 @pytest.mark.parametrize(
     ("word", "recipe"),
     [("recipe=b", "b"), ("recipe=a seed=1", "a"), ("seed=1", "a"), ("a100", "a"), ("mine", "a")],

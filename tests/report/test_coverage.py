@@ -3,12 +3,14 @@
 import csv
 import io
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.test_cli import run
 from tests.test_package import ROOT
+from zdp_bench.errors import UserError
 from zdp_bench.report import coverage
 
 RESULTS = ROOT / "results"
@@ -45,6 +47,44 @@ def test_a_number_counts_with_the_best_of_its_lines_and_a_run_once() -> None:
     assert coverage.sentence([make(("a", "as published", "1.0", "1"))], "curve") == (
         "1 curve: 1 as published."
     )
+
+
+def _cut(text: str) -> str:
+    return text[: len(text) // 2]
+
+
+def _drop_epsilon(text: str) -> str:
+    lines = list(csv.DictReader(io.StringIO(text)))
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(lines[0]))
+    writer.writeheader()
+    writer.writerows([line | {"epsilon_tight": ""} for line in lines])
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _cut,
+        _drop_epsilon,
+        lambda text: "",
+        lambda text: text.replace("different", "differnt"),
+        lambda text: text.replace("status", "state", 1),
+    ],
+)
+def test_a_damaged_table_is_one_sentence(tmp_path: Path, damage: Callable[[str], str]) -> None:
+    name = "gredp_2024_table1.csv"
+    text = (RESULTS / "tables" / name).read_text(encoding="utf-8")
+    path = tmp_path / "tables" / name
+    path.parent.mkdir()
+    path.write_text(text, encoding="utf-8")
+    assert coverage.read("gredp_2024/1", tmp_path)
+    path.write_text(damage(text), encoding="utf-8")
+    with pytest.raises(UserError, match=r"gredp_2024_table1\.csv: is damaged"):
+        coverage.read("gredp_2024/1", tmp_path)
+    path.write_bytes(b"\xff" + text.encode())
+    with pytest.raises(UserError, match=r"gredp_2024_table1\.csv: is damaged"):
+        coverage.read("gredp_2024/1", tmp_path)
 
 
 def test_every_number_of_the_papers_is_counted_with_and_without_records(

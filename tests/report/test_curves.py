@@ -97,7 +97,7 @@ def test_a_run_without_metrics_of_each_epoch_is_left_out_with_its_reason(
     records.warn_left_out.cache_clear()
     lines = tables.build(FIGURE, tmp_path, FILLINGS).numbers
     assert {line["status"] for line in lines} <= {"not run", ""}
-    assert "not evaluated after each" in capsys.readouterr().err
+    assert "has no accuracy after each epoch" in capsys.readouterr().err
 
 
 def test_of_many_epochs_a_page_shows_a_dozen_and_the_csv_all(tmp_path: Path) -> None:

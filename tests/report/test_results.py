@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 import time
 from pathlib import Path
@@ -62,6 +63,21 @@ def test_groups_have_count_mean_and_deviation_of_one_metric(tmp_path: Path) -> N
     columns = "recipe,accuracy,psnr"  # a column of --by may be asked for again
     both = rows(tmp_path, columns=columns, by="recipe", sort="accuracy", descending=True)
     assert both == [["b", "1", "0.9", "", "", ""], ["a", "3", "0.6", "0.1414", "30", ""]]
+
+
+def test_a_group_with_an_undefined_value_has_no_mean(tmp_path: Path) -> None:
+    save(tmp_path, record("a", 1, 0.5), record("a", 2, math.nan), record("b", 1, 0.9))
+    for column in ("value", "accuracy"):
+        shown = rows(tmp_path, columns=column, by="recipe")
+        assert [row[0] for row in shown] == ["a", "b"]
+        assert [row[-2] for row in shown] == ["", "0.9"]
+
+
+def test_several_runs_of_one_seed_are_stated(tmp_path: Path) -> None:
+    """Their plug-ins had other code, or their starting weights were others."""
+    save(tmp_path, record("a", 1), record("a", 1, run="f" * 64))
+    assert "several runs of one experiment and seed" in sheet(tmp_path, by="recipe").notes[0]
+    assert not sheet(tmp_path, by="recipe,run").notes
 
 
 @pytest.mark.filterwarnings("error")

@@ -124,12 +124,20 @@ def test_runs_on_a_copy_of_the_data_count_only_until_the_data_itself_is_there(
 def test_runs_on_changed_data_are_left_out_of_the_mean_with_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changed = own("phasemnist", 1, 0.5, run="f" * 64)
-    changed["data"]["digest"] = "0" * 64
-    save(tmp_path, changed, own("phasemnist", 1, 0.97), own("phasemnist", 2, 0.98))
+    measured = {"started_utc": "2026-01-01T00:00:00Z"}
+    earlier = [
+        own("phasemnist", seed, 0.5, run=f"{seed}" * 64, measured=measured) for seed in (1, 3)
+    ]
+    for run in earlier:
+        run["data"]["digest"] = "0" * 64
+    later = [
+        own("phasemnist", 1, 0.97, measured={"started_utc": "2026-01-02T00:00:00Z"}),
+        own("phasemnist", 2, 0.98, measured=measured),
+    ]
+    save(tmp_path, *earlier, *later)
     records.warn_left_out.cache_clear()
     assert line(tmp_path, PHASE)["ours"] == "97.50 ± 0.71 % (n = 2)"
-    assert "1 runs of recipe phasemnist, which used other data" in capsys.readouterr().err
+    assert "seed 1, 3 of recipe phasemnist, on other data" in capsys.readouterr().err
 
 
 def test_fixed_size_batches_have_an_interval(tmp_path: Path) -> None:

@@ -260,6 +260,7 @@ def test_other_mechanisms_and_secure_runs_count_and_other_data_does_not(
         (line["noise"], line["runs"]): line for line in budget_of(tmp_path, "phase_digits").numbers
     }
     assert set(lines) == {("seeded", 1), ("secure", 1), ("all", 2)}
+    assert "Counted: the 2 runs in" in budget_of(tmp_path, "phase_digits").notes[-1]
     assert lines["all", 2]["epsilon"] == both
     assert lines["seeded", 1]["epsilon"] == pytest.approx(own["epsilon_tight"])
     assert lines["seeded", 1]["epsilon_unit"] == pytest.approx(own["epsilon_patient"])
@@ -504,6 +505,8 @@ def test_a_copy_or_an_export_of_a_finished_run_counts_no_second_time(
     finished: Outcome, tmp_path: Path
 ) -> None:
     shutil.copytree(finished.path.parent, tmp_path / "backup" / "run")
+    labels = {"name": "renamed", "tags": [], "notes": ""}
+    finished.path.write_text(json.dumps(finished.record.document | {"labels": labels}))
     export(tmp_path, "quickstart", tmp_path / "exports" / "model")
     ((spending,), unknown) = find_spendings(tmp_path)
     assert spending.spent.steps == finished.record.privacy.steps

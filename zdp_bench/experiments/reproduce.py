@@ -16,7 +16,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +31,9 @@ from zdp_bench.experiments.claims import claims_of
 from zdp_bench.experiments.sweep import launch
 from zdp_bench.experiments.times import read_times
 from zdp_bench.models.resnet import UNTRAINED, missing_weights
+from zdp_bench.records import Record
 from zdp_bench.report import papers
-from zdp_bench.report.cells import Filling
+from zdp_bench.report.cells import Filling, keep_last_data
 from zdp_bench.report.number_format import duration
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.training.setup import build_dataset
@@ -133,7 +135,7 @@ def make_plan(
     local = configured(["recipe=quickstart", *extra])  # has this machine's paths and device
     all_records = records.read_all(folder)
     # Experiment digest and seed of each run that is not planned, or not again
-    done = {(run.experiment, run.seed) for run in all_records if not is_smoke}
+    done = set[tuple[str, int]]() if is_smoke else _list_done(all_records)
     device = "cuda" if "cuda" in local.device else "cpu"
     times = {} if is_smoke else read_times(all_records, device)
     rows: list[Planned] = []
@@ -171,6 +173,17 @@ def make_plan(
             rows.append(Planned(table, filling, tuple(missing_seeds), tuple(words)))
     rows.sort(key=lambda row: math.inf if row.seconds is None else row.seconds)
     return Plan(rows, left_out)
+
+
+def _list_done(all_records: Sequence[Record]) -> set[tuple[str, int]]:
+    """Return experiment digest and seed of each run, unless its data has changed since."""
+    runs_of: dict[str, list[Record]] = defaultdict(list)
+    for run in all_records:
+        runs_of[run.experiment].append(run)
+    done = set[tuple[str, int]]()
+    for experiment, runs in runs_of.items():
+        done |= {(experiment, run.seed) for run in keep_last_data(runs)}
+    return done
 
 
 def carry_out(

@@ -22,18 +22,20 @@ def read_times(all_records: Iterable[Record], device: str = "cpu") -> Times:
     """Return the seconds per epoch of the fastest run of each kind.
 
     Args:
-        all_records: records. Runs that were resumed are left out, because their time is not whole.
+        all_records: records. Runs that were resumed, or that ended before their last epoch, are
+            left out, because their time is not that of all epochs.
         device: "cpu", or "cuda" for any GPU. Default: "cpu".
     """
     times: Times = {}
     for run in all_records:
         measured = run.measured
         epochs = run.config.get("trainer", {}).get("epochs")
-        is_whole = measured.resumed_at_step is None and measured.train_seconds is not None
+        is_whole = measured.resumed_at_step is None and run.stopped_by == "epochs"
         is_on_cpu = run.environment.device.startswith("cpu")
         if not epochs or not is_whole or is_on_cpu != (device == "cpu"):
             continue
-        assert measured.train_seconds is not None
+        if measured.train_seconds is None:
+            continue
         seconds = measured.train_seconds / epochs
         for kind in _kinds(run.config):
             times[kind] = min(times.get(kind, seconds), seconds)

@@ -217,7 +217,7 @@ def parse(line: bytes) -> tuple[Entry, str]:
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise damaged from None
     typed = all(type(value) is _TYPES.get(key) for key, value in body.items())
-    if text[end:].strip() or type(digest) is not str or not typed:
+    if text[end:].strip() or not _is_digest(digest) or not typed:
         raise damaged
     keys = body.keys()
     if keys == _START_KEYS:
@@ -235,6 +235,11 @@ def parse(line: bytes) -> tuple[Entry, str]:
         if all(type(value) is str for value in body.get("facts", {}).values()):
             return Head.from_body(body), digest
     raise damaged
+
+
+def _is_digest(value: object) -> bool:
+    """Return True for 64 hexadecimal digits. Others are what damage has left of several lines."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
 def chain(previous: str, entry: Entry) -> str:

@@ -124,7 +124,8 @@ def sheet(
     for group in groups:
         lines += _lines(group, delta)
     notes = _notes(groups, lines, unknown)
-    notes.append(COUNTED.format(count=len(spendings), results=results))
+    num_runs = sum(len(group) for group in groups)
+    notes.append(COUNTED.format(count=num_runs, results=results))
     cells = [line.cells() for line in lines]
     numbers = [vars(line) for line in lines]
     return Sheet("Budget", COLUMNS, cells, notes, numbers=numbers, important=IMPORTANT)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
@@ -109,7 +108,7 @@ class Filling:
         They are the runs with this experiment digest, whatever their recipe. The digest covers
         everything that a run computes except its seed, so runs from before a change of the recipe
         do not count. If some of them used official data, the others do not count either. Nor do
-        runs on other data than most, such as a derived data set that has changed since.
+        runs on other data than the last one, such as a derived data set that has changed since.
         """
         runs = deduplicate(
             run
@@ -117,7 +116,14 @@ class Filling:
             if run.experiment == self.digest and run.data.provenance != "synthetic"
         )
         runs = [run for run in runs if run.data.provenance == "official"] or runs
-        return _on_same_data(runs)
+        kept = keep_last_data(runs)
+        seeds = [str(run.seed) for run in runs if run not in kept]
+        if seeds:
+            records.warn_left_out(
+                f"seed {', '.join(seeds)} of recipe {self.recipe}, on other data than its last "
+                "run. Delete these runs, and run the recipe again with those seeds."
+            )
+        return kept
 
     @property
     def command(self) -> str:
@@ -138,17 +144,12 @@ def deduplicate(runs: Iterable[Record]) -> list[Record]:
     return list(by_digest.values())
 
 
-def _on_same_data(runs: Sequence[Record]) -> list[Record]:
-    """Return the runs on the data that most of them used, with a warning if some used other."""
-    counts = Counter(run.data.digest for run in runs)
-    if len(counts) < 2:
-        return [*runs]
-    [(digest, count)] = counts.most_common(1)
-    records.warn_left_out(
-        f"{len(runs) - count} runs of recipe {runs[0].recipe}, which used other data than most "
-        f"({count} runs). Carry them out again with force=true, or delete them."
-    )
-    return [run for run in runs if run.data.digest == digest]
+def keep_last_data(runs: Sequence[Record]) -> list[Record]:
+    """Return the runs of an experiment that used the same data as its last run."""
+    if not runs:
+        return []
+    last = max(runs, key=lambda run: run.measured.started_utc)
+    return [run for run in runs if run.data.digest == last.data.digest]
 
 
 @dataclass(frozen=True)
@@ -394,8 +395,6 @@ def make_lines(
         column, _, x = number.column.partition(" at ")
         printed[number.row, column, x] = number
     jobs = [(filling, tuple(filling.runs_of(all_records))) for filling in fillings]
-    if axes and axes.x == "epoch":
-        jobs = [(filling, tuple(filter(_has_each_epoch, runs))) for filling, runs in jobs]
     rows = list(dict.fromkeys(number.row for number in numbers))
     heads = []
     for number in numbers:
@@ -405,9 +404,11 @@ def make_lines(
     for number in sorted(heads, key=lambda head: rows.index(head.row)):
         jobs_of_row = [(filling, runs) for filling, runs in jobs if filling.row == number.row]
         for (variant, substitute), jobs_of_line in sorted(_by_variant(jobs_of_row).items()):
-            line = Line(
-                number, tuple(jobs_of_line), rules, variant or None, substitute or None, axes
+            measured_jobs = tuple(
+                (filling, _keep_measured(runs, number.column, axes))
+                for filling, runs in jobs_of_line
             )
+            line = Line(number, measured_jobs, rules, variant or None, substitute or None, axes)
             if line.runs or line.is_papers:
                 lines += _points(line, printed)
     return lines
@@ -503,16 +504,32 @@ def _measure(run: Record, metric: str, axis: str) -> Iterator[tuple[float, float
                 yield epoch.number, epoch.metrics[metric], Spent.after(run.privacy, epoch)
 
 
-def _has_each_epoch(run: Record) -> bool:
-    """Return True if a run was evaluated after each epoch; warn if it was not."""
-    numbered = any(epoch.number is not None for epoch in run.epochs)
-    if numbered and run.has_each_epoch:
-        return True
-    records.warn_left_out(
-        f"run {run.run[:16]} of recipe {run.recipe}, from a figure over epochs, because it was "
-        "not evaluated after each. Carry it out again with force=true execution.evaluate=each."
+def _keep_measured(runs: Sequence[Record], metric: str, axes: Axes | None) -> tuple[Record, ...]:
+    """Return the runs that have a metric at each x of a figure; warn of others."""
+    kept = []
+    for run in runs:
+        lacking = _lacking(run, metric, axes)
+        if lacking:
+            records.warn_left_out(f"run {run.run[:16]} of recipe {run.recipe}: {lacking}.")
+        else:
+            kept.append(run)
+    return tuple(kept)
+
+
+def _lacking(run: Record, metric: str, axes: Axes | None) -> str:
+    """Return what a run lacks for a line, and how to add it; empty if it lacks nothing."""
+    if metric not in run.metrics:
+        return f"its record has no {metric}. Carry it out again with force=true"
+    if axes is None or axes.x != "epoch":
+        return ""
+    epochs = [epoch for epoch in run.epochs if epoch.number is not None]
+    is_complete = run.has_each_epoch and all(metric in epoch.metrics for epoch in epochs)
+    if epochs and is_complete:
+        return ""
+    return (
+        f"it has no {metric} after each epoch, as a figure needs. Carry it out again with "
+        "force=true execution.evaluate=each"
     )
-    return False
 
 
 def _claimed(privacy: Privacy, step: int, epoch: int) -> float:

@@ -35,7 +35,7 @@ def find_runs(word: str, all_records: Sequence[Record]) -> list[Record]:
         all_records: the records to search.
 
     Raises:
-        UserError: the word names no run, or runs of several experiments or on different data.
+        UserError: the word names no run, or runs that differ in more than their seed.
     """
     if "=" in word:
         frame, _ = read_frame(all_records)
@@ -51,13 +51,15 @@ def find_runs(word: str, all_records: Sequence[Record]) -> list[Record]:
             f"{word}: does not match any run. Give a recipe, or the first digits of a run; "
             "`zdp-bench results` lists them."
         )
-    if len({(run.experiment, run.data.digest) for run in runs}) > 1:
+    # Two runs of one experiment, data set and seed had other code or other starting weights.
+    has_repeated_seed = len({run.seed for run in runs}) < len(runs)
+    if has_repeated_seed or len({(run.experiment, run.data.digest) for run in runs}) > 1:
         raise _ambiguous(word, runs)
     return runs
 
 
 def _ambiguous(word: str, runs: Side) -> UserError:
-    """Return the error for a word that names runs of several experiments or on different data."""
+    """Return the error for a word that names runs that differ in more than their seed."""
     differences = tell_differences(*read_frame(runs))
     pairs = zip(runs, differences, strict=True)
     names = [f"{_name([run])} ({difference})" for run, difference in pairs]

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from zdp_bench.errors import UserError
 from zdp_bench.report import papers
 from zdp_bench.report.cells import EMPTY, FAILED, OTHER, PUBLISHED
 from zdp_bench.report.sheet import Sheet
@@ -150,17 +151,47 @@ def of_paper(results: Path, paper: str = "", figures: bool = False) -> list[Line
 
 
 def read(name: str, results: Path) -> Lines:
-    """Return the lines of a table's CSV. Without a file, all numbers of the table are "not run"."""
-    path = papers.file_of(name, results).with_suffix(".csv")
-    if path.is_file():
-        return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
-    lines = []
+    """Return the lines of a table's CSV. Without a file, all numbers of the table are "not run".
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    numbers: dict[tuple[str, str], dict[str, str]] = {}
     for number in papers.reference(name):
         is_cell = papers.is_figure(name) or number.number is not None
         if is_cell and not number.column.startswith("epsilon"):
             metric = number.column.partition(" at ")[0]
-            lines.append({"row": number.row, "metric": metric, "status": "not run"})
+            line = {"row": number.row, "metric": metric, "status": "not run"}
+            numbers.setdefault((number.row, metric), line)
+    path = papers.file_of(name, results).with_suffix(".csv")
+    if not path.is_file():
+        return list(numbers.values())
+    try:
+        lines = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+        missing = numbers.keys() - {(line["row"], line["metric"]) for line in lines}
+        is_whole = not missing and all(map(_is_whole, lines))
+    except (UnicodeDecodeError, csv.Error, KeyError):
+        is_whole = False
+    if not is_whole:
+        raise UserError(
+            f"{path}: is damaged or of another version. `zdp-bench table {name} --write` writes it "
+            "again."
+        )
     return lines
+
+
+def _is_whole(line: Mapping[str, str | None]) -> bool:
+    """Return True if a line of a table has a known status and, if it has runs, its ε."""
+    status = line["status"]
+    if status and status not in STATUSES:
+        return False
+    if status not in PUBLISHED or not line["runs"]:
+        return True
+    try:
+        _is_unbounded(line)
+    except ValueError:
+        return False
+    return True
 
 
 def sheet(results: Path) -> Sheet:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import product
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ IMPORTANT = (*LABELS, "recipe", DIFFERS, "value", "epsilon_tight", "seed", "run"
 # For a column of ε, the column that states the unit it protects. Default: `epsilon_of`.
 UNITS = {"epsilon_patient": "privacy_unit"}
 MIXED_DATA = "Some groups have runs of one experiment on different data: add data_digest to --by."
+REPEATED_SEEDS = (
+    "Some groups have several runs of one experiment and seed, with other code of a plug-in or "
+    "other starting weights: filter them, or add run to --by."
+)
 DIGESTS = ("run", "experiment", "data_digest", "ledger_digest", "commit")
 # Prefixes of recorded keys that do not affect results
 NO_RESULT = ("claims.", "trainer.micro_batch", "privacy.total_budget")
@@ -241,6 +246,8 @@ def sheet(
         groups = [find(name, frame) for name in dict.fromkeys(by.split(","))]
         if _mixes_data(frame, groups):
             notes.append(MIXED_DATA)
+        elif _repeats_seeds(frame, groups):
+            notes.append(REPEATED_SEEDS)
         frame = _group(frame, groups, shown)
         title = f"{_count(len(frame), 'group')} of {title}"
         shown = list(frame.columns)
@@ -269,6 +276,10 @@ def _default_columns(frame: pd.DataFrame) -> list[str]:
 def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFrame:
     """Return one row per group: its size n, and mean and standard deviation of each measure.
 
+    A group has no mean if a value of one of its runs is undefined: the mean of the others would
+    hide that this run diverged. Runs without the measure, such as those of another task, are left
+    out.
+
     Args:
         frame: the records.
         by: columns that define the groups.
@@ -285,8 +296,10 @@ def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFr
             _require_comparable(name, groups)
     columns: dict[str, Any] = {"n": groups["run"].count()}
     for name in measures:
-        columns[name] = groups[name].mean()
-        columns[f"{name}_sd"] = groups[name].std()
+        is_undefined = frame[name].map(lambda value: isinstance(value, float) and isnan(value))
+        has_undefined = is_undefined.groupby([frame[key] for key in by], dropna=False).any()
+        columns[name] = groups[name].mean().mask(has_undefined)
+        columns[f"{name}_sd"] = groups[name].std().mask(has_undefined)
     return pd.DataFrame(columns).reset_index()
 
 
@@ -294,6 +307,13 @@ def _mixes_data(frame: pd.DataFrame, by: Sequence[str]) -> bool:
     """Return True if a group has runs of one experiment on different data."""
     digests = frame.groupby([*dict.fromkeys([*by, "experiment"])], dropna=False)["data_digest"]
     return bool((digests.nunique() > 1).any())
+
+
+def _repeats_seeds(frame: pd.DataFrame, by: Sequence[str]) -> bool:
+    """Return True if a group has several runs of one experiment and seed."""
+    columns = [*dict.fromkeys([*by, "experiment", "seed"])]
+    runs = frame.groupby(columns, dropna=False)["run"]
+    return bool((runs.nunique() > 1).any())
 
 
 def _require_comparable(name: str, groups: Any) -> None:

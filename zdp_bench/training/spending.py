@@ -7,7 +7,6 @@ data of the site, such as more patients, have another folder.
 
 from __future__ import annotations
 
-import filecmp
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
@@ -139,11 +138,16 @@ def _has_record(home: Path) -> bool:
 
 
 def _is_copy(home: Path, same_run_homes: Sequence[Path]) -> bool:
-    """Return True if another folder of the same run has the same record."""
-    return any(
-        filecmp.cmp(home / RECORD, same_run_home / RECORD, shallow=False)
-        for same_run_home in same_run_homes
-    )
+    """Return True if another folder of the same run has the same record, apart from labels."""
+    if not same_run_homes:
+        return False
+    document = _read_without_labels(home)
+    return any(_read_without_labels(other) == document for other in same_run_homes)
+
+
+def _read_without_labels(home: Path) -> str:
+    document = records.read_document(home / RECORD) or {}
+    return records.format_json({**document, "labels": None})  # as text, NaN equals NaN
 
 
 def read_spendings_of_recipe(config: Run, data: Splits) -> list[Spending]:

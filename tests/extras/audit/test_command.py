@@ -97,6 +97,9 @@ def test_the_path_of_the_file_names_it_too(
         (["lacks_package:right"], "module 'no_such_package' not found"),
         (["own_training:right", "seed=1"], "own_training:right: audit a script's function without"),
         (["own_training:right", "--runs", "3"], "must be at least 40"),
+        (["own_training:right", "--runs", "0"], "must be at least 40"),
+        (["own_training:right", "--steps", "9"], "--steps needs a recipe"),
+        (["recipe=quickstart", "--runs", "50"], "--runs needs my_script:function"),
     ],
 )
 def test_mistakes_end_in_one_sentence(

@@ -64,6 +64,7 @@ def kept_table(folder: Path, kept: dict[str, tuple[float, ...]]) -> Path:
     rows = [
         {
             "row": row,
+            "variant": "",
             "target_epsilon": x,
             "retained_gain": share,
             "metric": "accuracy",
@@ -125,6 +126,16 @@ def test_a_damaged_slice_is_one_sentence(tmp_path: Path, content: bytes) -> None
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"example\.npz: cannot be read"):
         read_example(path)
+
+
+@pytest.mark.parametrize("name", [FIGURE, "epsilon", "cost"])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"a,b\n1,2\n", b'"a\n', b"values\nx\n"])
+def test_a_damaged_table_is_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / "tables" / f"{name.replace('/', '_')}.csv"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"\.csv: is damaged\. Write it again with `zdp-bench"):
+        figures.draw(name, tmp_path)
 
 
 # ------------------------------------------------------------------------------- a paper's curves
@@ -300,6 +311,8 @@ def test_the_command_writes_the_file_asked_for_or_all_formats(
         (["--runs"], "needs PAPER/figN, or --runs"),
         (["epsilon", "--x", "seed", "--y", "accuracy"], "needs PAPER/figN, or --runs"),
         (["--runs", "--x", "seed", "--y", "accuracy", "--out", "a.bmp"], "must end with one of"),
+        (["epsilon", "--out", "a.png"], "--out and --by need --runs"),
+        (["epsilon", "--by", "seed"], "--out and --by need --runs"),
     ],
 )
 def test_words_that_do_not_fit_together_are_one_sentence(

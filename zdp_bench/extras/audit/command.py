@@ -28,6 +28,10 @@ NOTES = (
 )
 
 
+STEPS = 1000  # of a recipe that are attacked
+RUNS = 400  # of a script's function, each with and without the canary
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_overrides(
         parser, "recipe=NAME, and any key of the configuration; or my_script:function alone"
@@ -41,16 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps",
         type=int,
-        default=1000,
         metavar="N",
-        help="attack at most the first N steps of the run (default 1000)",
+        help=f"of a recipe: attack at most the first N steps of the run (default {STEPS})",
     )
     parser.add_argument(
         "--runs",
         type=int,
-        default=400,
         metavar="R",
-        help="runs of my_script:function, each with and without the canary (default 400)",
+        help=f"runs of my_script:function, each with and without the canary (default {RUNS})",
     )
     add_format(parser)
 
@@ -61,17 +63,23 @@ def run(options: argparse.Namespace) -> int:
     scripts = [word for word in options.overrides if ":" in word and "=" not in word]
     if scripts and len(options.overrides) > 1:
         raise UserError(f"{scripts[0]}: audit a script's function without other arguments.")
+    if scripts and options.steps is not None:
+        raise UserError(f"--steps needs a recipe; {scripts[0]} takes --runs.")
+    if not scripts and options.runs is not None:
+        raise UserError("--runs needs my_script:function; a recipe takes --steps.")
     with console().status("attacking ..."):
         if scripts:
             from zdp_bench.extras.audit.script import audit_script
 
-            findings = [audit_script(scripts[0], options.runs, options.confidence)]
+            num_runs = RUNS if options.runs is None else options.runs
+            findings = [audit_script(scripts[0], num_runs, options.confidence)]
             return _show(findings, f"Audit of {scripts[0]}", options)
         from zdp_bench.config import configured
         from zdp_bench.extras.audit.recipe import audit
 
         config = configured(options.overrides)
-        findings = [*audit(config, options.confidence, options.steps)]
+        num_steps = STEPS if options.steps is None else options.steps
+        findings = [*audit(config, options.confidence, num_steps)]
     return _show(findings, f"Audit of recipe {config.recipe}, seed {config.seed}", options)
 
 

@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by",
         metavar="KEY,KEY",
-        default="algorithm",
         help="with --runs: one colour for each combination of these values (default: algorithm)",
     )
     parser.add_argument(
@@ -49,6 +48,11 @@ def run(options: argparse.Namespace) -> int:
     draws_runs = options.runs is not None
     has_figures = bool(options.figures)
     has_axes = bool(options.x and options.y)
+    if not draws_runs and (options.out is not None or options.by):
+        raise UserError(
+            "--out and --by need --runs: the figure of a paper or table is written to the results "
+            "folder's figures, with its own colours."
+        )
     if draws_runs == has_figures or draws_runs != has_axes:
         raise UserError(
             "`zdp-bench figure` needs PAPER/figN, or --runs with --x and --y; "
@@ -59,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         require_writable(options.results)
     paths: list[Path] = []
     if draws_runs:
-        by = options.by.split(",")
+        by = (options.by or "algorithm").split(",")
         figure = figures.draw_runs(
             options.results,
             options.runs,

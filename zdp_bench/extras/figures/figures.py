@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -54,6 +54,7 @@ def read_table(
     name: str,
     folder: Path,
     command: str,
+    columns: Collection[str],
 ) -> pd.DataFrame:
     """Return a CSV file in `results/tables` as text, with `values` as lists of numbers.
 
@@ -61,22 +62,30 @@ def read_table(
         name: the name of the table.
         folder: the results folder.
         command: the command that creates the file, for the error message.
+        columns: columns that the file must have.
 
     Raises:
-        UserError: there is no such file.
+        UserError: there is no such file, or it is damaged.
     """
     path = folder / "tables" / f"{name.replace('/', '_')}.csv"
     if not path.exists():
         raise UserError(f"{path}: not found. Create it with `{command} --results {folder}`.")
-    table = pd.read_csv(path, keep_default_na=False, dtype=str)
-    if "values" in table:
-        table["values"] = [list(map(float, words.split())) for words in table["values"]]
+    try:
+        table = pd.read_csv(path, keep_default_na=False, dtype=str)
+        if "values" in table:
+            table["values"] = [list(map(float, words.split())) for words in table["values"]]
+        is_whole = set(columns) <= {*table.columns}
+    except ValueError:  # of pandas or float
+        is_whole = False
+    if not is_whole:
+        raise UserError(f"{path}: is damaged. Write it again with `{command} --results {folder}`.")
     return table
 
 
 def draw_paper(name: str, folder: Path) -> Figure:
     """Draw the curves of PAPER/figN that were run, and the numbers that the paper prints."""
-    points = read_table(name, folder, f"zdp-bench table {name} --write")
+    columns = ("panel", "label", "differs", "metric", "paper", "variant", "on", "n", "status", "x")
+    points = read_table(name, folder, f"zdp-bench table {name} --write", columns)
     points = points[points["x"] != ""].copy()
     if not (points["status"] == "as published").any():
         raise UserError(
@@ -139,7 +148,8 @@ def panels_of(parts: Sequence[str]) -> list[str]:
 
 def draw_ours(name: str, folder: Path) -> Figure:
     """Draw one of our tables: the gain that each row retains, or a panel for each row against ε."""
-    points = read_table(name, folder, f"zdp-bench table {name} --write")
+    columns = ("row", "variant", "metric", "target_epsilon", "retained_gain", "values")
+    points = read_table(name, folder, f"zdp-bench table {name} --write", columns)
     points["x"] = points["target_epsilon"].astype(float)
     layout = papers.ours()[name]
     if layout.get("retained_gain"):
@@ -213,7 +223,8 @@ def _wrap_label(label: str) -> str:
 
 def draw_epsilon(name: str, folder: Path) -> Figure:
     """Draw each finite ε that the five papers print against the tight ε of its mechanism."""
-    claims = read_table(name, folder, "zdp-bench epsilon --write")
+    columns = ("paper", "printed", "tight")
+    claims = read_table(name, folder, "zdp-bench epsilon --write", columns)
     for column in ("printed", "tight"):
         claims[column] = pd.to_numeric(claims[column], errors="coerce")
     is_finite = claims["tight"].between(0, math.inf, "neither")

@@ -57,7 +57,7 @@ const cellOf = (key, kind) => (cell) => {
     const link = element("a", { href: `#run-${encodeURI(row.run)}`, textContent: value });
     return element("span", {}, link, element("small", { textContent: row.what }));
   }
-  const over = key === "epsilon_claimed" && row.epsilon_tight > 1.01 * value;
+  const over = key === "epsilon_claimed" && roundUp(row.epsilon_tight) > roundUp(value);
   const className = kind === "mark" ? `mark ${value}` : over ? "over" : "";
   return element("span", { className, textContent: (WRITE[kind] ?? WRITE.text)(value, row.metric) });
 };
