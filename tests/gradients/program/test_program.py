@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.drivers import python
@@ -124,6 +125,11 @@ def longest(net: Any, x: Tensor) -> Tensor:
     return pad_packed_sequence(of, batch_first=True)[0].sum(1)
 
 
+def rounded_for_backward(net: Any, x: Tensor) -> Tensor:
+    with saved_tensors_hooks(torch.Tensor.bfloat16, torch.Tensor.float):
+        return x * net.weight
+
+
 APART: dict[str, tuple[Callable[..., Tensor], str]] = {
     "another branch for one example": (
         lambda net, x: x * 2 if len(x) == 1 else x * 3,
@@ -150,6 +156,10 @@ APART: dict[str, tuple[Callable[..., Tensor], str]] = {
         lambda net, x: torch.kron(x, torch.ones(1, 2)),
         "torch records kron for one batch size",
     ),
+    "hooks for saved tensors": (
+        rounded_for_backward,
+        r"hooks for saved tensors change gradients \(test_program\.py, line \d+",
+    ),
     "a threshold of sizes": (
         lambda net, x: x * 2 if len(x) < 25 else x,
         "behaves differently for other batch sizes than 2 <= B and B <= 24",
@@ -162,6 +172,11 @@ def test_what_a_recording_would_not_follow_runs_alone_and_says_why(name: str) ->
     function, reason = APART[name]
     with pytest.raises(Alone, match=reason):
         make(model_of(function), X)
+
+
+def test_a_model_within_hooks_for_saved_tensors_runs_alone() -> None:
+    with save_on_cpu(), pytest.raises(Alone, match="hooks for saved tensors"):
+        make(model_of(lambda net, x: x * net.weight), X)
 
 
 STEP_OF_A_FORK = """

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.export import Dim, ExportedProgram, export
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, Node
@@ -44,6 +45,7 @@ from zdp_bench.gradients.program.substitutes import SUBSTITUTES
 
 MAX_EXAMPLES = 2**24  # largest batch size
 TENSOR_HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
+SAVED_TENSORS_HOOKS = "hooks for saved tensors change gradients"
 DEPENDS_ON_SIZE = "the model behaves differently for other batch sizes"
 KINDS = {
     InputKind.PARAMETER: "parameter",
@@ -145,7 +147,8 @@ def _export(model: nn.Module, inputs: Tensor) -> ExportedProgram:
         states = _python_random_states()
         try:
             function = _TreeModel(model, has_parts)
-            exported = export(function, (tree,), dynamic_shapes=(shapes,), strict=False)
+            with disable_saved_tensors_hooks(SAVED_TENSORS_HOOKS):
+                exported = export(function, (tree,), dynamic_shapes=(shapes,), strict=False)
         except Exception as error:
             raise _explain(error, model, watch) from None
     if _python_random_states() != states:
@@ -332,6 +335,8 @@ def _reason_of(error: Exception) -> str:
         return f"{DEPENDS_ON_SIZE} than {sizes}"
     if "data-dependent" in text or "DataDependent" in text:
         return "Python code of the model depends on the values of a tensor"
+    if text == SAVED_TENSORS_HOOKS:
+        return text
     return f"torch cannot record the model ({first_line(error)})"
 
 
