@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,6 +141,100 @@ def test_what_keeps_examples_is_found_wherever_it_keeps_them(
     with pytest.raises(UserError, match=sentence):
         check(model)
     assert not torch.as_tensor(getattr(model[1], "average", 0)).any()  # and put back
+
+
+# ------------------------------------------------------------- what a loss or a hook finds stored
+
+
+STORED: dict[str, Any] = {}
+
+
+def in_a_private_list(net: Any, x: Tensor) -> None:
+    net._stored.append(x.square().mean(dim=1))
+
+
+def in_a_namespace(net: Any, x: Tensor) -> None:
+    net.options.auxiliary = x.square().mean(dim=1)
+
+
+def in_a_global(net: Any, x: Tensor) -> None:
+    STORED["auxiliary"] = x.square().mean(dim=1)
+
+
+def in_a_global_without_gradients(net: Any, x: Tensor) -> None:
+    STORED["auxiliary"] = (x[:, 0] > 0.5).detach().float()
+
+
+Read = Callable[[nn.Module], Tensor]
+
+
+@pytest.mark.parametrize("branches", [False, True], ids=["as a program", "one at a time"])
+@pytest.mark.parametrize(
+    ("store", "read"),
+    [
+        (in_a_private_list, lambda net: net._stored[-1]),
+        (in_a_namespace, lambda net: net.options.auxiliary),
+        (in_a_global, lambda net: STORED["auxiliary"]),
+        (in_a_global_without_gradients, lambda net: STORED["auxiliary"]),
+        (in_a_global_without_gradients, lambda net: STORED.get("auxiliary", torch.ones(1))),
+    ],
+)
+def test_a_loss_that_reads_what_a_forward_pass_stores_is_refused(
+    store: Callable[[Any, Tensor], None], read: Read, branches: bool
+) -> None:
+    """A step would not find it, or would find what the check has left there."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = net.layer(x)
+        if branches and float(x.detach().max()) > 1e9:
+            x = x / 2
+        store(net, x)
+        return x
+
+    layer = nn.Linear(8, 8)
+    middle = Made(forward, layer=layer, _stored=[], options=SimpleNamespace())
+    model = mlp(middle)
+
+    def balanced_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = F.cross_entropy(outputs, targets, reduction="none")
+        return losses + 0.1 * read(middle)
+
+    with pytest.raises(UserError, match=r"the loss reads something that .* stores.*torch\.cat"):
+        check(model, loss=balanced_loss)
+    assert not STORED
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_hook_that_keeps_the_largest_gradient_is_refused_at_every_call(seed: int) -> None:
+    model = mlp(nn.Tanh())
+    largest = [1e-3]
+
+    def shorten(layer: nn.Module, inputs: Any, outputs: Any) -> Any:
+        largest[0] = max(largest[0], float(outputs[0].abs().max()))
+        return (inputs[0] / largest[0],)
+
+    model[2].register_full_backward_hook(shorten)
+    torch.manual_seed(seed)
+    nn.init.normal_(model[0].weight)
+    for _ in range(2):
+        with pytest.raises(UserError, match="a hook or a backward function keeps state"):
+            check(model)
+        assert largest == [1e-3]
+
+
+def test_a_check_draws_the_same_numbers_at_every_call(capsys: Any) -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        print(float(torch.rand(())))
+        return x
+
+    printed = []
+    for seed in range(2):
+        model = mlp(Made(forward))
+        torch.manual_seed(seed)
+        check(model)
+        printed.append(capsys.readouterr().out)
+    assert printed[0]
+    assert printed[0] == printed[1]
 
 
 # ---------------------------------------------------------------------------- what changes later

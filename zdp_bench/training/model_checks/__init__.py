@@ -35,6 +35,7 @@ from zdp_bench.gradients.losses import (
     require_outputs_alone,
     set_seed,
 )
+from zdp_bench.gradients.outside_state import preserve_outside_state
 from zdp_bench.gradients.parts import describe, map_leaves, takes_parts, unpack
 from zdp_bench.gradients.program import State, copy_apart, state_of
 from zdp_bench.nn.precision import float32_products, repeatable
@@ -101,23 +102,31 @@ def check(
             the layer.
     """
     device = next(model.parameters()).device
+    example_loss = per_example(loss)
     _refuse_parameter_hooks(model)
     _refuse_by_kind(model)
     devices = [device] if device.type == "cuda" else []
     with ExitStack() as contexts:
         for context in (preserve_random_state(devices), float32_products(), repeatable(device)):
             contexts.enter_context(context)
+        set_seed(0)  # the same model passes or fails at every call
+        contexts.enter_context(takes_parts(model))
+        restore = contexts.enter_context(
+            preserve_outside_state(model, example_loss.loss, weights=model.parameters())
+        )
         source = find_source(model, loss, example_batch, probe)
         batch = source.draw(SAMPLES)
-        contexts.enter_context(takes_parts(model))
         _check_shapes(copy_apart(model), batch[0])
         require_nothing_kept(model, batch[0])
         state = state_of(model, batch[0])
         _refuse_norms(model, state)
         with _explaining_ones(state):
             _check_shapes(copy_apart(model), batch[0][:1])
-            _check_losses(model, loss, batch)
+            restore()
+            _refuse_stored_terms(model, example_loss, batch)
+            _check_losses(model, example_loss, batch)
         _check_gradients(model, batch[0], state)
+        restore()
         _check_sums(algorithm, batch, SHARE_SIZES if forms_shares else None)
         return Checked(_find_fixed_state(model, state, batch[0]), batch)
 
@@ -261,11 +270,11 @@ def _no_checkpoints(innermost: Innermost) -> Iterator[None]:
 
 def _check_losses(
     model: nn.Module,
-    loss: Loss,
+    example_loss: PerExample,
     batch: Batch,
 ) -> None:
     """Reject a loss that needs several examples; warn if an example's loss depends on others."""
-    example_loss, targets = per_example(loss), batch[1]
+    targets = batch[1]
     with torch.no_grad():
         output = reference.compute_outputs(model, batch[0])
     losses = require_outputs_alone(model, example_loss, output, targets)
@@ -291,6 +300,36 @@ def _check_losses(
         log.warning(
             "the loss of an example depends on its batch: it is computed for each example "
             "separately, so that no other can affect it. Check that this is intended"
+        )
+
+
+@torch.no_grad()
+def _refuse_stored_terms(model: nn.Module, loss: PerExample, batch: Batch) -> None:
+    """Reject a loss that reads what the model's forward function stores, as private steps do not.
+
+    Its result right after a forward pass must be the same once what the pass stored is undone.
+    """
+    inputs, targets = [map_leaves(lambda leaf: leaf[:1].clone(), part) for part in batch]
+
+    def compute_loss(output: Tensor) -> Tensor | None:
+        try:
+            return loss.compute_seeded(output, targets, 0)
+        except Exception:  # of any kind, from the user's code
+            return None
+
+    with preserve_outside_state(model, loss.loss, weights=model.parameters()) as restore:
+        output = model(inputs)
+        loss_value = compute_loss(output)
+        restore()
+        restored_loss = compute_loss(output)
+    if loss_value is None:  # it fails for another reason
+        return
+    if restored_loss is None or not are_alike(loss_value, restored_loss, loss_value):
+        raise UserError(
+            "the loss reads something that the model's forward function stores, such as an "
+            "auxiliary loss. Private steps store nothing: let the model return it as a part of its "
+            "output, such as torch.cat([logits, auxiliary[:, None]], dim=1), and read it from "
+            "there."
         )
 
 
@@ -442,6 +481,8 @@ def _check_sums(
             batch_total = accumulate(batch, batch_arguments)
             examples = zip(batch[0].split(1), batch[1].split(1), strict=True)
             example_totals = [accumulate(example, example_arguments) for example in examples]
+            # What an example leaves behind may affect a later one, but not an earlier one.
+            accumulate(_reverse(batch), batch_arguments)
     except UserError:
         raise
     except Exception as error:
@@ -462,6 +503,12 @@ def _check_sums(
                 )
     if not type(algorithm).__module__.startswith("zdp_bench."):
         _check_foreign(algorithm, batch, batch_arguments, batch_total)
+
+
+def _reverse(batch: Batch) -> Batch:
+    """Return the examples of a batch in reverse order."""
+    inputs, targets = [map_leaves(lambda leaf: leaf.flip(0), part) for part in batch]
+    return inputs, targets
 
 
 def _check_foreign(
