@@ -66,8 +66,8 @@ class Range:
         """Return (values − middle) / width of the range, clipped to ±`LIMIT`."""
         low, high = self.low, self.high
         if self.is_log:
-            # 0 has no logarithm, so raise values to low / 1000. No result changes, as this becomes
-            # -1/2 - log(1000) / log(high / low) <= -2 = -LIMIT (high <= 100 * low if is_log).
+            # 0 has no logarithm, so raise values below low / 1000 to it. They are clipped to -LIMIT
+            # anyway: as high <= 100 * low, low / 1000 becomes at most -1/2 - 3/2 = -2.
             values = np.log(np.maximum(values, low / 1000))
             low, high = math.log(low), math.log(high)
         middle = (low + high) / 2
@@ -76,7 +76,8 @@ class Range:
 
 # Where the ranges come from. None was computed from the records, and no clinician has reviewed
 # them. Most were chosen first, and their sources looked up afterwards. A comment names the source
-# of the lower end, then of the upper end.
+# of the lower end, then of the upper end, or a single source of both. "Points from 40" means that a
+# score begins or rises there; "no points" means that it gives none inside the range.
 # - Scores, by the points that they give: SOFA (Vincent et al. 1996, in Singer et al. 2016), SAPS II
 #   (Le Gall et al. 1993), APACHE II (Knaus et al. 1985) and APACHE III (Knaus et al. 1991, as in
 #   MIMIC's code). SIRS: the criteria of Bone et al. 1992.
@@ -88,13 +89,13 @@ class Range:
 RANGES = {
     "Albumin": Range(2.5, 4.4),  # g/dL; APACHE III: no points
     "ALP": Range(30, 120, is_log=True),  # IU/L; ACCP
-    "ALT": Range(7, 205, is_log=True),  # IU/L; Mayo Clinic; ACG: "mild" to 5 times the limit, 41
-    "AST": Range(12, 190, is_log=True),  # IU/L; Penttilä et al. 1975; ACG: likewise, 38
+    "ALT": Range(7, 205, is_log=True),  # IU/L; Mayo Clinic; ACG: "mild" up to 5 · 41
+    "AST": Range(12, 190, is_log=True),  # IU/L; Penttilä et al. 1975; ACG: 5 · 38
     "Bilirubin": Range(0.3, 2, is_log=True),  # mg/dL; ACCP; SOFA: two points from 2
     "BUN": Range(7, 40, is_log=True),  # mg/dL; Mayo Clinic; APACHE III: more points from 40
     "Cholesterol": Range(120, 200),  # mg/dL; MSD: low below 120, desirable below 200
-    "Creatinine": Range(0.5, 2, is_log=True),  # mg/dL; APACHE III: points below; SOFA: two points
-    "DiasABP": Range(52, 80),  # mmHg; ends of MAP and SysABP in (3 · MAP − SysABP) / 2, rounded
+    "Creatinine": Range(0.5, 2, is_log=True),  # mg/dL; APACHE III: points below; SOFA: from 2
+    "DiasABP": Range(52, 80),  # mmHg; (3 · MAP − SysABP) / 2 of their ends, rounded
     "FiO2": Range(0.21, 0.6),  # room air; Jackson 2020 (Medscape): at most 0.6 after 24 hours
     "GCS": Range(10, 15),  # SOFA: two points for 10 to 12, none for 15
     "Glucose": Range(70, 180, is_log=True),  # mg/dL; MSD: fasting; NICE-SUGAR 2009: usual target

@@ -9,15 +9,16 @@ releases still count.
 
 The line of a step holds the SHA-256 of the head and of all steps and revocations above it, so an
 edited, dropped or reordered one breaks the chain. The whole line is written before its step is
-taken, so a kill loses no step. If a kill cuts the last line short, its noise was not drawn. If a
-power cut does, the noise may have been drawn. The two look alike, so a cut line counts as a step.
-If writing a line fails or is interrupted and the process lives on, the line is removed, because its
-step was not taken.
+taken, so a kill loses no step. If writing a line fails or is interrupted and the process lives on,
+the line is removed, because its step was not taken.
 
 An fsync takes as long as several steps of a small model. So a line forces the file to disk only if
 the last fsync was `MIN_SYNC_INTERVAL` ago or longer. In addition, the file is forced to disk before
 anything that depends on the steps is saved, sent or shown (`Ledger.sync`). A power cut may lose the
 steps since the last fsync, but only together with the weights that they led to.
+
+A last line that was cut short counts as a step. After a kill, the noise of that step was not drawn,
+but after a power cut, it may have been. The two look alike.
 
 A step that is repeated after a kill counts once only if it is provably the same release. To prove
 this, the ledger also records the states from which a process may start (`Start`). The chain leaves
@@ -72,7 +73,7 @@ from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.tally import Position, ReleasedSteps, SetAsideTally, Tally
 
 MIN_SYNC_INTERVAL = 0.2  # seconds between two fsyncs of the file
-TAIL_BYTES = 4096  # bytes at the end of a closed file that change if another process continues it
+TAIL_BYTES = 4096  # bytes at the end of a file by which it is compared with the file when closed
 
 
 class Ledger(Tally):
@@ -112,10 +113,10 @@ class Ledger(Tally):
             repeatable: whether a step that is taken again has the same noise.
             checkpoint_position: end of the ledger at the last checkpoint, which the file must
                 contain; None without a checkpoint.
-            identity: what must match besides the mechanism: the name of a federation's node, or the
-                digest of who owns which examples.
-            facts: properties that the mechanism does not cover, such as the unit of ε and the
-                source of randomness. Ledgers of older versions lack them.
+            identity: whose ledger it is: the name of a federation's node, or the digest of who owns
+                which examples. Ledgers with another identity are not this run's.
+            facts: what ε means besides the mechanism, such as its unit and the source of
+                randomness. They must match as well, but ledgers of older versions lack them.
 
         Raises:
             LedgerError: the file is damaged or ends before the checkpoint. Or this file, or one
@@ -137,6 +138,7 @@ class Ledger(Tally):
             # opened again, one of those files is missing (`_require_same`).
             earlier=0 if repeatable else self._aside_tally.releases,
             facts=dict(facts or {}),
+            # Tells apart two secure ledgers, whose lines may be the same; see `_is_copy`.
             nonce="" if repeatable else secrets.token_hex(16),
         )
         for aside_path, head in self._aside_tally.heads.items():
@@ -200,10 +202,11 @@ class Ledger(Tally):
         if not self.repeatable:
             return
         generation = self._find_generation(execution_digest, step, state_digest)
-        follows_another = self._spans or self._starts or self._digest_of_aside
+        has_earlier_generation = self._spans or self._starts or self._digest_of_aside
         if generation is not None:
             self.generation = generation
-        elif follows_another:  # otherwise, the first generation, "", begins
+        elif has_earlier_generation:  # the first generation is ""
+            # Named by all that came before it, so that no two generations share their noise.
             start = f"{execution_digest}:{step}:{state_digest}"
             text = f"{self._digest}:{self._digest_of_aside}:{start}"
             self.generation = hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -227,7 +230,7 @@ class Ledger(Tally):
         step: int,
         state_digest: str,
     ) -> None:
-        """Record a state from which this generation may continue.
+        """Record a state from which this generation may continue, unless one already follows it.
 
         Call it before saving the state: a process that loads a state that was not recorded begins a
         new generation, whose steps count again.
@@ -295,7 +298,7 @@ class Ledger(Tally):
         self.require_own_process()
         if self._file.closed:  # another process may have continued the file since
             raise UserError(f"{self.path}: the ledger is closed, so no step can be taken with it.")
-        self._cut_back()
+        self._cut_back()  # so that `_steps_of_file` lacks a step whose line was interrupted
         entry = Step(step, weights_digest, self.generation)
         if self.repeatable and entry in self._steps_of_file:
             self.require_intact()  # as `_write_line` does for a new step
@@ -401,7 +404,7 @@ class Ledger(Tally):
         self._size_before_line = None
 
     def _read(self, checkpoint_position: Position | None) -> None:
-        """Count the steps of the file, and complete a line that a kill cut short.
+        """Count the steps of the file, and mend a line that a kill cut short.
 
         Raises:
             LedgerError: see the class.
@@ -418,9 +421,10 @@ class Ledger(Tally):
                 self._require_same(line.entry)
             self._count_entry(line.entry)
             if checkpoint_position is not None and self._digest == checkpoint_position.digest:
-                # The digest covers this file only. The count includes the ledgers that were set
-                # aside, so it is too low if one of them is missing.
-                has_checkpoint |= self.releases >= checkpoint_position.releases
+                # The line of the checkpoint is in this file. If the count is lower than it was, a
+                # ledger that was set aside is missing.
+                is_complete = self.releases >= checkpoint_position.releases
+                has_checkpoint = has_checkpoint or is_complete
         if checkpoint_position is not None and checkpoint_position.releases > 0:
             self._require_checkpoint(checkpoint_position, has_checkpoint, last_whole_line)
         if last_whole_line == 0:  # a kill cut the head short: nothing was released yet
@@ -493,7 +497,10 @@ class Ledger(Tally):
         return " and ".join(name for name, is_different in differs.items() if is_different)
 
     def _mend(self, cut: Line) -> None:
-        """Replace a line that a kill cut short by the whole line, and count its step."""
+        """Replace a line that a kill cut short by that of the step it must have been, and count it.
+
+        This is the step after the last one; see `Line.is_cut`.
+        """
         with open_ledger_file(self.path) as file:
             content = file.read()
         whole_lines = content[: content.rfind(b"\n") + 1]
@@ -622,8 +629,9 @@ def drop_copies(ledgers: Sequence[Path]) -> list[Path]:
 def _is_copy(content: bytes, original: bytes) -> bool:
     """Return True if a ledger is provably a copy of the beginning of another one.
 
-    Equal lines of two secure ledgers without a nonce prove nothing. They state only the numbers of
-    steps, so two attempts have the same lines, although their releases differ.
+    Equal lines of two secure ledgers without a nonce, which older versions wrote, prove nothing.
+    They state only the numbers of steps, so two attempts have the same lines, although their
+    releases differ.
     """
     if not content:
         return True  # it lists no step
@@ -640,13 +648,13 @@ def _is_copy(content: bytes, original: bytes) -> bool:
 def adopt(path: Path, identity: str = "") -> None:
     """Set aside, beside the ledger at `path`, all other ledgers of its training.
 
-    These are ledgers in the same folder that were renamed or moved by hand, and those in
-    subfolders, where a federation's server keeps the ledgers of its nodes. Their steps count.
+    These are all ledgers in the same folder, which may have been renamed or moved by hand. Those in
+    subfolders, where a federation's server keeps the ledgers of its nodes, belong to the training
+    if they state its identity, or if it has none. Their steps count.
 
     Args:
         path: the training's ledger.
-        identity: identity of the ledger at `path`; see `Ledger`. Ledgers in subfolders that state
-            another identity are left alone.
+        identity: identity of the ledger at `path`; see `Ledger`.
     """
     # Of equal ledgers, `drop_copies` keeps the one in place, because it comes first.
     in_place = [ledger for ledger in [path, *list_set_aside(path)] if ledger.exists()]

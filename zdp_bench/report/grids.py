@@ -43,8 +43,8 @@ class GridLine:
 
     Attributes:
         baseline: Score of the trivial baseline; None if the table does not show the retained gain.
-        runs: The runs, one for each seed and fold, by target ε (∞: without privacy). Each seed has
-            every fold.
+        runs: The runs, one for each seed and fold, by target ε (∞: without privacy). All seeds have
+            the same number of folds: the most that any seed has.
     """
 
     row: str
@@ -140,8 +140,8 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
             f"{results}: has no run of table {name}. `zdp-bench reproduce {name}` makes them."
         )
     targets = sorted({target for line in lines for target in line.runs}, reverse=True)
-    everything_published = papers.published()
-    published = everything_published.get(name, {})
+    all_published = papers.published()  # table -> row -> results; "works" -> the works they cite
+    published, works = all_published.get(name, {}), all_published["works"]
     has_variants = any(line.variant for line in lines)
     # Tables that show the retained gain also show the number of training units.
     shows_counts = bool(layout.get("retained_gain"))
@@ -151,7 +151,7 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     notes = [*(layout.get("notes") or ()), *_note_epsilon_of_one_example(lines)]
     notes += _note_incomplete_seeds(lines, runs_by_line)
     notes += compare_variants(lines, layout.get("compare"))
-    notes += _works_cited(published, everything_published["works"])
+    notes += _works_cited(published, works)
     csv_rows = [_csv_row(line, target) for line in lines for target in sorted(line.runs)]
     columns = list(cells_of_lines[0])
     cell_rows = [list(cells.values()) for cells in cells_of_lines]
@@ -203,7 +203,7 @@ def _make_lines(
 
 
 def _runs_of_complete_seeds(runs: Sequence[Record]) -> list[Record]:
-    """Return the runs of the seeds with the most folds.
+    """Return the runs of the seeds with the most folds, which are taken to be all folds.
 
     The mean of another seed would mislead, because the fold that it lacks may be the hardest one.
     """
@@ -294,7 +294,7 @@ def _csv_row(line: GridLine, target: float) -> dict[str, object]:
         "metric": line.metric.name,
         "target_epsilon": target,
         "epsilon_tight": show_epsilon(privacy.epsilon_tight),
-        "epsilon_of_owner": show_epsilon(privacy.epsilon_patient),
+        "epsilon_of_owner": show_epsilon(privacy.epsilon_patient),  # of any kind of owner
         "unit": line.privacy_unit,
         "num_units": " ".join(map(str, line.unit_counts)),
         "delta": privacy.delta,

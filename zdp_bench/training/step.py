@@ -1,5 +1,9 @@
 """One private step of any algorithm: ledger, clipped sum, noise, gradient, optimizer step.
 
+A SHARE is the clipped contribution of one example or, with `privacy.unit=patient`, of one owner. A
+step sums the shares by BLOCK: the tensors to which the mechanism adds noise. An algorithm that
+averages gradients has a block for each parameter, with its name.
+
 Privacy noise is added to the updates of a model in this module only.
 """
 
@@ -41,8 +45,7 @@ class Training:
         max_releases: largest number of releases that the budget allows; None without a budget. A
             step makes one release, unless it exactly repeats an earlier step.
         ranks: processes that take each step together.
-        captured_sums: CUDA graphs that sum shares, captured in the first steps. A share is the
-            clipped contribution of one example or, with `privacy.unit=patient`, of one owner.
+        captured_sums: CUDA graphs that sum shares, captured in the first steps.
     """
 
     algorithm: Algorithm
@@ -70,7 +73,8 @@ class Training:
     def mechanism(self) -> Mechanism:
         """Return the mechanism of a step with the parameters that require gradients now.
 
-        It is cached, because a captured sum is found by the identity of its mechanism.
+        The algorithm derives it from these parameters. The same ones give the same object, because
+        `captured_sums` finds a graph by the object that it was captured with.
         """
         requires_grad = tuple(parameter.requires_grad for parameter in self.parameters.values())
         if requires_grad not in self._mechanisms:
@@ -118,10 +122,10 @@ def private_step(
     algorithm, mechanism = training.algorithm, training.mechanism()
     ledger.append(step, weights_digest)  # before the sum and its noise exist
     is_float64 = _needs_float64_sum(micro_batches, ranks)
+    # If memory runs out, `sum_shares` halves the size in place, and later steps share it.
     size_before = micro_batches.size.examples if isinstance(micro_batches, MicroBatches) else None
     local_sum = _sum_local_shares(training, mechanism, micro_batches, is_float64)
     if isinstance(micro_batches, MicroBatches):
-        # If memory runs out, `sum_shares` halves the size, which all later steps share.
         was_halved = ranks.any(micro_batches.size.examples != size_before)
         if was_halved:
             # Smaller micro-batches round differently, so no later process may repeat this step.
@@ -142,11 +146,11 @@ def private_step(
     if ranks.size > 1:
         ledger.sync()  # before the noisy sum leaves this process
     noisy_sum = ranks.all_reduce(local_sum)
+    # Draws nothing: it rounds secure noise with its sum, and restores the dtypes of the blocks.
     release = make_release(noisy_sum, mechanism, training.noise)
-    # Read before `postprocess`, which advances the algorithm to its next step.
-    sets_weights = algorithm.sets_weights
+    sets_weights = algorithm.sets_weights  # `postprocess` may change it for the next step
     if divides_with_noise:
-        update = release  # `add_noise` has divided it
+        update = release  # `add_noise` has taken the mean, which is all that `postprocess` would do
     else:
         update = algorithm.postprocess(release, expected_batch_size)
     if sets_weights:
@@ -161,9 +165,8 @@ def _needs_float64_sum(micro_batches: Iterable[Batch], ranks: Ranks) -> bool:
     """Return True if the sum over all ranks may have too many examples for float32; see `Total`.
 
     Every rank must call it, and all get the same answer: sums of different dtypes cannot be added
-    up. For an iterator, it returns False, because counting the examples would use it up. The sum
-    of a rank with many examples still becomes float64, because `sum_shares` counts while it sums.
-    Dtypes could then differ between ranks, but no caller passes iterators to several ranks.
+    up. An iterator, which is for a single rank only, cannot be counted without using it up, so
+    `sum_shares` counts its examples while it sums.
     """
     if isinstance(micro_batches, Iterator):
         return False
@@ -171,8 +174,8 @@ def _needs_float64_sum(micro_batches: Iterable[Batch], ranks: Ranks) -> bool:
         num_examples = micro_batches.count
     else:
         num_examples = sum(len(batch[0]) for batch in micro_batches)
-    bound_over_ranks = ranks.max(num_examples) * ranks.size
-    return bound_over_ranks > MICRO_BATCH
+    at_most = ranks.max(num_examples) * ranks.size  # the number over all ranks
+    return at_most > MICRO_BATCH
 
 
 def _sum_local_shares(
@@ -194,8 +197,8 @@ def _sum_local_shares(
             training.ranks.size,
         )
         if local_sum is None:
-            # Without a graph, `sum_shares` sums in float64 if this rank alone has many examples. If
-            # only all ranks together have, `private_step` converts the sum.
+            # `is_float64` is not passed on: `sum_shares` decides by the examples of this rank, and
+            # `private_step` converts its sum if only the ranks together have too many for float32.
             device = next(iter(training.parameters.values())).device
             local_sum = sum_shares(training.algorithm, mechanism, micro_batches, device)
     except Exception:
@@ -233,11 +236,11 @@ def sum_shares(
         total = Total(mechanism, device)
         num_examples = 0
         try:
-            for batch, *share_sizes in with_share_sizes(micro_batches):
+            for batch, *sizes_if_any in with_share_sizes(micro_batches):
                 num_examples += len(batch[0])
                 if num_examples > MICRO_BATCH and not total.is_float64:
                     total.to_float64()
-                algorithm.accumulate(total, batch, *share_sizes)  # S += Σᵢ uᵢ, with ‖uᵢ‖₂ ≤ bound
+                algorithm.accumulate(total, batch, *sizes_if_any)  # S += Σᵢ uᵢ, with ‖uᵢ‖₂ ≤ bound
             return total.all_blocks()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or not isinstance(micro_batches, MicroBatches):

@@ -50,9 +50,12 @@ from zdp_bench.training.step import Training, private_step
 CRASHED = 1  # code of an `Error`: the app raised an exception
 REFUSED = 700  # code of an `Error` whose reason is meant for users; Flower's own codes are smaller
 MUST_JOIN_AGAIN = "it was restarted and has to join again"  # a reason for `REFUSED`
-# Values of a `prepare` message. `entries` and `digest` are the last ledger position that the server
-# knows.
+# Values of a `prepare` message. `entries`, a number of releases, and `digest` are the last ledger
+# position that the server knows.
 PREPARE_VALUES = {"run": str, "rounds": int, "entries": int, "digest": str}
+# Instead of a digest of weights: a node may start from any weights that it is sent. The line of
+# each step has the digest of its weights.
+ANY_WEIGHTS = "the weights it is sent"
 RUN_DIGEST = re.compile(r"[0-9a-f]{64}")  # names the run's folder, so nothing else is accepted
 MAX_ROUNDS = 1_000_000  # a server that requests more would only keep a node busy
 
@@ -202,8 +205,8 @@ class Node:
     Attributes:
         examples: the node's training examples.
         ledger: counts the node's releases. None until `prepare`, which also sets `setup`,
-            `mechanism`, `micro_batch_size`, `reserved` (the releases that the site's other runs
-            count) and `max_releases`.
+            `mechanism`, `micro_batch_size`, `reserved` (this run's releases, as the site's other
+            runs count them) and `max_releases`.
     """
 
     def __init__(self, site: Site, number: int) -> None:
@@ -250,8 +253,8 @@ class Node:
             rounds: the number of rounds in the server's plan.
             known_position: the last position of the ledger that the server knows. A ledger that
                 has not reached it is rejected. If None, the node may start a new ledger.
-            reserved: the number of releases that another process of this site has reserved for the
-                same order. 0: this process reserves them.
+            reserved: the number of releases that this site reserved when another of its processes
+                got the same `prepare` message. 0: this process reserves them.
 
         Returns:
             the ledger's position (see `report_position`), and the mechanism's digest.
@@ -266,27 +269,25 @@ class Node:
         site.check(self.setup)
         self.mechanism = self.setup.mechanism
         self.micro_batch_size = self.setup.micro_batch_size()
-        # The digest of the node's data is part of the key, so nobody else can compute its noise.
+        # Other plug-ins, another node and other data have other noise. With data of its own, a site
+        # alone knows their digest, so nobody else can compute its noise.
         own_facts = f"{foreign_code(site.config.plugins)}:node {self.number}:{site.data.digest}"
         self._key = run_key(run, self.mechanism, own_facts)
-        config = self.setup.config  # with calibrated noise
         run_home = records.folder(self.config.results, self.config.recipe, run)
         home = run_home / NODES / self._name()
         execution = execution_digest(
-            config.plugins,
+            self.config.plugins,
             site.device,
             self.micro_batch_size.examples,
             ranks=1,
-            deterministic=config.execution.deterministic,
+            deterministic=self.config.execution.deterministic,
         )
         ledger = open_ledger(
             home / "ledger.jsonl",
             self.mechanism,
-            not config.privacy.secure,
+            not self.config.privacy.secure,
             known_position,
-            # Not a digest of the model's state: the weights are sent, and the line of each step has
-            # their digest.
-            (execution, 0, "the weights it is sent"),
+            (execution, 0, ANY_WEIGHTS),
             identity=f"node {self.number}",
         )
         try:
@@ -298,7 +299,7 @@ class Node:
                 # Other runs at this site count these releases from now on, even if this run is
                 # stopped. This run counts other runs afterwards, so two that begin at once count
                 # one another.
-                reserve(config, self.setup.data, self.mechanism, self.reserved, home)
+                reserve(self.setup.config, self.setup.data, self.mechanism, self.reserved, home)
                 self.max_releases = self._affordable_after_other_runs(self.reserved, home)
         except BaseException:
             ledger.close()
@@ -324,8 +325,8 @@ class Node:
     def _affordable_after_other_runs(self, max_releases: int, home: Path) -> int | None:
         """Return how many releases the budget allows in addition to the site's other runs.
 
-        This run's releases of other data of the site, such as fewer patients, are in another
-        folder, and count as those of another run.
+        If the site's data has changed during this run, the releases before are in another folder
+        (`_name`) and count as those of another run.
 
         Args:
             max_releases: the largest number to consider.

@@ -21,7 +21,6 @@ from difflib import get_close_matches
 from io import StringIO
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +33,8 @@ from zdp_bench.errors import UserError, require
 from zdp_bench.extras.own_data.readers import HEADER_SUFFIX, Facts, Kind
 from zdp_bench.foreign_files import Unfit, compile_pattern, expect, read_text, reading
 
-PARTS = ("train", "test", "validation")
+REQUIRED_PARTS = ("train", "test")
+PARTS = (*REQUIRED_PARTS, "validation")
 # name of a part's folder, in any letter case -> part
 PART_OF_FOLDER = {**{part: part for part in PARTS}, "training": "train", "testing": "test"}
 PART_OF_FOLDER |= {"val": "validation", "valid": "validation"}
@@ -109,15 +109,17 @@ def _find_parts(path: Path) -> dict[str, Path]:
     entries = visible_files(path)
     folders = [folder for folder in entries if folder.is_dir()]
     part_folders = [folder for folder in folders if folder.name.casefold() in PART_OF_FOLDER]
-    if not part_folders or len(part_folders) == 1 < len(folders):
+    is_class = len(part_folders) == 1 and len(folders) > 1
+    if not part_folders or is_class:
         return {"": path}
     parts = {PART_OF_FOLDER[folder.name.casefold()]: folder for folder in part_folders}
-    if len(parts) < len(part_folders) or not {*PARTS[:2]} <= parts.keys():
+    has_two_for_one_part = len(parts) < len(part_folders)
+    if has_two_for_one_part or not parts.keys() >= {*REQUIRED_PARTS}:
         names = ", ".join(folder.name for folder in part_folders)
         raise UserError(
             f"{path}: has the folders {names}. A split has train/ and test/, and perhaps "
-            "validation/, with the classes in each: rename these folders, or move the classes to "
-            "where they are, and the test part is drawn by patient."
+            "validation/, with the classes in each. If these folders are classes, rename them. To "
+            "have the test part drawn by patient, move the classes out of them."
         )
     if others := [entry for entry in entries if entry not in part_folders]:
         raise UserError(
@@ -243,7 +245,8 @@ def _list_csv(path: Path) -> Iterator[Item]:
 
 def _read_lines(text: str) -> list[tuple[int, list[str]]]:
     """Return the number and the cells of each line of a CSV that is not blank."""
-    separator = max(",;\t", key=text.lstrip().partition("\n")[0].count)
+    first_line = text.lstrip().partition("\n")[0]
+    separator = max(",;\t", key=first_line.count)
     reader = csv.reader(StringIO(text, newline=""), delimiter=separator, strict=True)
     lines = []
     for row in reader:
@@ -257,7 +260,8 @@ def _require_columns(header: list[str]) -> None:
     """Reject a header that lacks a column, repeats one, or has one that may be misspelt."""
     names = [name.lower() for name in header]
     repeated = [name for name, count in Counter(names).items() if count > 1 and name in COLUMNS]
-    expect(not repeated, f"has several columns '{' '.join(repeated[:1])}'; leave one")
+    if repeated:
+        raise Unfit(f"has several columns '{repeated[0]}'; leave one")
     targets = [name for name in TARGETS if name in names]
     rule = (
         f"has the columns {', '.join(header)[:200]}; path and label are required, or path and "
@@ -265,13 +269,14 @@ def _require_columns(header: list[str]) -> None:
     )
     expect("path" in names and len(targets) == 1, rule)
     for name in filter(None, header):
-        similar = get_close_matches(name.lower(), {"patient", "split"} - {*names}, 1, 0.75)
-        if name.lower() not in COLUMNS:
-            rule = f"has an unknown column '{name}'. Is it {' '.join(similar)}? Rename it"
-            expect(not similar, rule)
+        if name.lower() in COLUMNS:
+            continue
+        absent = {"patient", "split"} - {*names}
+        if similar := get_close_matches(name.lower(), absent, n=1, cutoff=0.75):
+            raise Unfit(f"has an unknown column '{name}'. Is it {similar[0]}? Rename it")
 
 
-def _item_of(path: Path, where: str, cells: Mapping[Any, str]) -> Item:
+def _item_of(path: Path, where: str, cells: Mapping[str, str]) -> Item:
     """Return the item of a CSV's line.
 
     Args:
@@ -279,13 +284,13 @@ def _item_of(path: Path, where: str, cells: Mapping[Any, str]) -> Item:
         where: path and number of the line, for errors.
         cells: column -> cell.
     """
-    (target,) = {*TARGETS} & {*cells}
+    (target,) = {*TARGETS} & {*cells}  # exactly one; see `_require_columns`
     if not cells["path"] or not cells[target]:
         raise UserError(f"{where}: columns path and {target} must exist and have no empty cells.")
-    if (part := cells.get("split", PARTS[0])) not in PARTS:
-        rule = f"must be {', '.join(PARTS[:2])} or {PARTS[2]} in every line, or have no column"
-        raise UserError(f"{where}: split {part!r} {rule}.")
-    if not cells.get("patient", "-"):
+    if "split" in cells and cells["split"] not in PARTS:
+        rule = f"must be {', '.join(REQUIRED_PARTS)} or {PARTS[2]} in every line, or have no column"
+        raise UserError(f"{where}: split {cells['split']!r} {rule}.")
+    if "patient" in cells and not cells["patient"]:
         raise UserError(f"{where}: patient is empty; fill it in, or leave the column out.")
     name = cells["path"]
     return Item(
@@ -406,7 +411,10 @@ class Listing:
 
     @property
     def has_signed_classes(self) -> bool:
-        """True if classes are negative numbers or fractions, whose order has changed."""
+        """True if a class is a number with a sign or a fraction.
+
+        Earlier versions sorted such classes in another order.
+        """
         return any(NUMBER.fullmatch(name) and not name.isdecimal() for name in self.classes)
 
     @property
@@ -438,6 +446,7 @@ def list_examples(
     items = [items[index] for index in kept]
     facts = [facts[index] for index in kept]
     used = [used[index] for index in kept]
+    require(bool(items), "dataset.path", path, "contains no example")
     targets = sorted({item.target for item in items})
     rule = f"some of its files have a {targets[0]}, and others a {targets[-1]}"
     require(len(targets) == 1, "dataset.path", path, rule)
@@ -445,12 +454,12 @@ def list_examples(
     rule = "contains only one class; a classifier needs two"
     require(len(classes) != 1, "dataset.path", path, rule)
     advice = "Change the split, dataset.test_share or dataset.split_seed"
-    for part in PARTS[:2]:
+    for part in REQUIRED_PARTS:
         labels = {item.label for item in items if item.part == part}
         require(bool(labels), "dataset.path", path, f"there is no {part} example. {advice}")
-        missing = {*classes} - labels
-        rule = f"class {min(missing, default='')} has no {part} example. {advice}"
-        require(not missing, "dataset.path", path, rule)
+        for label in classes:
+            rule = f"class {label} has no {part} example. {advice}"
+            require(label in labels, "dataset.path", path, rule)
     return Listing(kind, items, facts, used, classes, skipped)
 
 
