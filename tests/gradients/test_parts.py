@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad
+from torch.utils._pytree import tree_map
 
 from zdp_bench import UserError, check_model, clipped_sum
 from zdp_bench.gradients.parts import Parts, describe, pack, takes_parts, unpack
@@ -64,6 +66,74 @@ def test_the_sum_is_that_of_the_pieces_and_of_one_input(engine: Any, named: bool
         torch.testing.assert_close(sum(of.sums[f"linear.{name}"] for of in pieces), value)
     close = {"rtol": 1e-6, "atol": 1e-6}  # gradients are float32, norms of them float64
     torch.testing.assert_close(whole.norms, one.norms, check_dtype=False, **close)
+
+
+def multiply(model: Any, a: Tensor, b: Tensor) -> Tensor:
+    return model.linear(a) * b
+
+
+def multiply_nested(model: Any, pair: Any) -> Tensor:
+    return model.linear(pair["a"]) * pair["b"]
+
+
+def multiply_in_order(model: Any, **parts: Tensor) -> Tensor:
+    first, second = parts.values()
+    return model.linear(first) * second
+
+
+class Named(nn.Module):
+    """A model that takes named inputs only."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function, self.linear = function, nn.Linear(2, 2).double()
+
+    def forward(self, **parts: Any) -> Tensor:
+        return self.function(self, **parts)
+
+
+NAMED: dict[str, tuple[Callable[..., Tensor], Callable[[Any], Any]]] = {
+    "names": (multiply, lambda parts: parts),
+    "nested names": (multiply_nested, lambda parts: {"pair": parts}),
+    "order": (multiply_in_order, lambda parts: parts),
+}
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+@pytest.mark.parametrize("name", NAMED)
+def test_a_dictionary_may_have_its_keys_in_another_order_than_before(
+    name: str, engine: Any
+) -> None:
+    torch.manual_seed(0)
+    function, arrange = NAMED[name]
+    model = Named(function)
+    a, b = torch.randn(2, 5, 2, dtype=torch.float64)
+    targets = torch.ones(5, 2, dtype=torch.float64)
+    weights = dict(model.named_parameters())
+    for parts in ({"a": a, "b": b}, {"b": b, "a": a}, {"a": a, "b": b}):
+        inputs = arrange(parts)
+
+        def compute_loss(weights: Any, index: int, inputs: Any = inputs) -> Tensor:
+            row = tree_map(lambda leaf: leaf[index : index + 1], inputs)
+            outputs = functional_call(model, weights, (), row)
+            return loss(outputs, targets[index : index + 1]).sum()
+
+        gradients = [grad(compute_loss)(weights, index) for index in range(5)]
+        sums = clipped_sum(model, loss, (inputs, targets), 1e9, engine=engine).sums
+        for weight in weights:
+            expected = torch.stack([gradient[weight] for gradient in gradients]).sum(dim=0)
+            torch.testing.assert_close(sums[weight], expected)
+
+
+def test_an_entry_is_written_to_the_tensor_of_the_same_name() -> None:
+    whole, part = Parts({"a": torch.zeros(2), "b": torch.zeros(2)}), torch.ones(1)
+    whole[:1] = Parts({"b": 2 * part, "a": part})
+    assert [leaf.tolist() for leaf in whole.leaves] == [[1, 0], [2, 0]]
+    expanded = Parts({"b": torch.zeros(1), "a": torch.ones(1)}).expand_as(whole)
+    assert {name: leaf.tolist() for name, leaf in expanded.tree.items()} == {
+        "b": [0, 0],
+        "a": [1, 1],
+    }
 
 
 def test_an_example_that_is_not_finite_in_one_input_adds_nothing() -> None:

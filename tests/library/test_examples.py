@@ -42,6 +42,7 @@ def test_items_that_share_memory_stay_apart(buffer: Any, item_of: Any) -> None:
         [({"a": 1.0}, 0), ({"b": 1.0}, 0)],
         [({"a": 1.0}, 0), ({"a": 1.0, "b": 1.0}, 0)],
         [((1.0, 2.0), 0), ((1.0,), 0)],
+        [({"a": 1.0, "b": 2.0}, 0), ({"b": 1.0, "a": 2.0}, 0)],
     ],
 )
 def test_items_with_other_keys_are_refused(items: list[Any]) -> None:
@@ -49,3 +50,5 @@ def test_items_with_other_keys_are_refused(items: list[Any]) -> None:
     for order in ([0, 1], [1, 0]):
         with pytest.raises(UserError, match="some have other keys"):
             Items(items).batch(order)
+    with pytest.raises(UserError, match="some have other keys"):
+        Items(items).batch([1])  # a batch without the first

@@ -12,7 +12,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import register_pytree_node, tree_leaves, tree_map
+from torch.utils._pytree import (
+    keystr,
+    register_pytree_node,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_map_with_path,
+)
 
 
 class Parts:
@@ -32,6 +39,17 @@ class Parts:
         return tree_leaves(self.tree)
 
     @property
+    def by_path(self) -> dict[str, Tensor]:
+        """The tensors by their path in the tree, such as "['ids']" or "[0]['mask']"."""
+        pairs, _ = tree_flatten_with_path(self.tree)
+        return {keystr(path): leaf for path, leaf in pairs}
+
+    def arrange_as(self, other: Parts) -> Parts:
+        """Return the same tensors, with the keys of dictionaries in the order of another batch."""
+        by_path = self.by_path
+        return Parts(tree_map_with_path(lambda path, _: by_path[keystr(path)], other.tree))
+
+    @property
     def _is_flat(self) -> bool:
         """True for a tuple of tensors; for these, torch's tree functions take ten times as long."""
         return type(self.tree) is tuple and all(isinstance(part, Tensor) for part in self.tree)
@@ -49,8 +67,9 @@ class Parts:
         return self.map(lambda leaf: leaf[index])
 
     def __setitem__(self, index: Any, values: Parts) -> None:
-        for leaf, value in zip(self.leaves, values.leaves, strict=True):
-            leaf[index] = value
+        values_by_path = values.by_path
+        for path, leaf in self.by_path.items():
+            leaf[index] = values_by_path[path]
 
     @property
     def device(self) -> torch.device:
@@ -84,7 +103,7 @@ class Parts:
         return [self[start : start + size] for start in starts]
 
     def expand_as(self, other: Parts) -> Parts:
-        leaves = iter(other.leaves)
+        leaves = iter(other.arrange_as(self).leaves)
         return self.map(lambda leaf: leaf.expand_as(next(leaves)))
 
 
@@ -136,6 +155,21 @@ def shapes(packed: Tensor) -> str:
 def leaves_of(packed: Tensor) -> list[Tensor]:
     """Return the tensors of `Parts`, or a tensor in a list."""
     return packed.leaves if isinstance(packed, Parts) else [packed]
+
+
+def leaves_by_path(packed: Tensor) -> dict[str, Tensor]:
+    """Return the tensors of `Parts` by their path, or a tensor with an empty path."""
+    return packed.by_path if isinstance(packed, Parts) else {"": packed}
+
+
+def arrange_as(packed: Tensor, other: Tensor) -> Tensor:
+    """Return a batch with the keys of its dictionaries in the order of another batch.
+
+    The batches must have the same keys.
+    """
+    if isinstance(packed, Parts) and isinstance(other, Parts):
+        return cast(Tensor, packed.arrange_as(other))
+    return packed
 
 
 @contextmanager

@@ -37,9 +37,9 @@ def _copy_item(item: Any) -> Any:
 
 
 def _keys_of(part: Any) -> Any:
-    """Return the keys of all dictionaries in a part of an item, nested as they are."""
+    """Return the keys of all dictionaries in a part of an item, in order, nested as they are."""
     if isinstance(part, Mapping):
-        return {key: _keys_of(value) for key, value in part.items()}
+        return [(key, _keys_of(value)) for key, value in part.items()]
     if isinstance(part, tuple | list):
         return [_keys_of(value) for value in part]
     return None
@@ -94,11 +94,11 @@ class Items:
                 "target) is needed. Several inputs go into a tuple or dictionary, such as "
                 "((a, b), target)."
             )
-        keys = _keys_of(items[0])
-        if any(_keys_of(item) != keys for item in items):  # `default_collate` would drop some
+        # `default_collate` would drop some keys, and order them as in the first item of the batch.
+        if any(_keys_of(item) != self._first_keys for item in items):
             raise UserError(
-                "dataset: its items do not form a batch: some have other keys, or more or fewer "
-                "parts, than the first. Give every item the same."
+                "dataset: its items do not form a batch: some have other keys, keys in another "
+                "order, or more or fewer parts, than the first. Give every item the same."
             )
         try:
             inputs, targets = map(pack, default_collate(items))
@@ -119,6 +119,11 @@ class Items:
                 "first. Convert them in the dataset."
             )
         return inputs, targets
+
+    @cached_property
+    def _first_keys(self) -> Any:
+        """The keys of the first item."""
+        return _keys_of(self.dataset[0])
 
     @cached_property
     def _first_dtypes(self) -> list[torch.dtype]:

@@ -5,6 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.modules import Made
+from zdp_bench.errors import UserError
+from zdp_bench.gradients.parts import pack, unpack
 from zdp_bench.training.model_checks.examples import find_source
 
 
@@ -34,3 +36,19 @@ def test_integer_targets_are_drawn_below_the_number_of_classes(
     )
     assert source.classes == classes
     assert int(source.draw(20)[1].max()) < classes
+
+
+def test_a_probe_is_arranged_like_the_dataset() -> None:
+    model = Made(lambda net, a, b: (a - b) * net.scale, scale=nn.Parameter(torch.ones(())))
+    example_batch = pack({"a": torch.zeros(0, 2), "b": torch.zeros(0, 2)}), torch.zeros(0)
+    probe = pack({"b": torch.ones(3, 2), "a": torch.zeros(3, 2)}), torch.zeros(3)
+
+    def loss(outputs: Tensor, _: Tensor) -> Tensor:
+        return outputs.sum(1)
+
+    inputs = unpack(find_source(model, loss, example_batch, probe).inputs)
+    assert [*inputs] == ["a", "b"]
+    assert not inputs["a"].any()
+    other = pack({"c": torch.ones(3, 2), "a": torch.zeros(3, 2)}), torch.zeros(3)
+    with pytest.raises(UserError, match=r"its inputs have the parts \['c'\], \['a'\], but"):
+        find_source(model, loss, example_batch, other)

@@ -36,14 +36,14 @@ from torch.fx import GraphModule, Node
 
 from zdp_bench.errors import first_line
 from zdp_bench.gradients.outside_state import preserve_outside_state
-from zdp_bench.gradients.parts import leaves_of, map_leaves, takes_parts
+from zdp_bench.gradients.parts import arrange_as, leaves_by_path, map_leaves, takes_parts
 from zdp_bench.gradients.program.batch import check
 from zdp_bench.gradients.program.calls import Alone, Place, Places, is_mutable
 from zdp_bench.gradients.program.copies import copy_apart
 from zdp_bench.gradients.program.graphs import leaf_names, plain_graph, taped_graph
 from zdp_bench.gradients.program.ours import is_ours, require_torch_backward
 from zdp_bench.gradients.program.record import Recorded, record
-from zdp_bench.gradients.program.signature import signature_of
+from zdp_bench.gradients.program.signature import kinds_of, signature_of
 from zdp_bench.gradients.program.uses import Use
 from zdp_bench.gradients.rules import NoRule
 from zdp_bench.nn.precision import forward_precision
@@ -130,11 +130,11 @@ class Program:
         """Return the values of the placeholders of `plain`."""
         if self.recorded.writes:  # an operation may overwrite the inputs
             inputs = map_leaves(torch.clone, inputs)
-        examples = iter(leaves_of(inputs))
+        examples = leaves_by_path(inputs)
         arguments: list[Any] = []
         for source in self.recorded.sources.values():
             if source.kind == "input":
-                arguments.append(next(examples))
+                arguments.append(examples[source.name])
             elif source.kind == "constant":
                 arguments.append(self.recorded.constants[source.name])
             else:
@@ -291,8 +291,8 @@ class State:
         layer: name of the module that is the reason for `alone`.
         signature: the model's signature when it was recorded.
         step: the step at which `renew` last had it recorded.
-        examples: the inputs of the first recording, which are made up or public, and their shapes.
-            Later recordings run on them as well, and not on training examples.
+        examples: the inputs of the first recording, which are made up or public. Later recordings
+            run on them as well, and not on training examples.
     """
 
     program: Program | None = None
@@ -300,7 +300,7 @@ class State:
     layer: str = ""
     signature: Any = None
     step: int = 0
-    examples: tuple[Any, Tensor] | None = None
+    examples: Tensor | None = None
 
 
 _STATES: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
@@ -312,15 +312,15 @@ def state_of(model: nn.Module, inputs: Tensor) -> State:
     known = _STATES.get(model, State())
     if known.signature == signature:
         return known
-    shapes, _ = signature
     examples = known.examples
-    if examples is None or examples[0] != shapes:
-        examples = shapes, _repeat_examples(inputs)
+    if examples is None or kinds_of(examples) != kinds_of(inputs):
+        examples = _repeat_examples(inputs)
+    examples = arrange_as(examples, inputs)
     state = State(signature=signature, step=known.step, examples=examples)
     if not is_ours(model):
         try:
             with preserve_outside_state(model, weights=model.parameters()):
-                state.program = make(model, examples[1])
+                state.program = make(model, examples)
         except Alone as error:
             state.alone = str(error)
             state.layer = error.layer

@@ -35,7 +35,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from zdp_bench.errors import first_line
-from zdp_bench.gradients.parts import Parts, takes_parts
+from zdp_bench.gradients.parts import Parts, leaves_by_path, takes_parts
 from zdp_bench.gradients.program.calls import Alone, is_mutable, is_users, show_line
 from zdp_bench.gradients.program.flatten import flatten
 from zdp_bench.gradients.program.leaves import whole_leaves
@@ -60,7 +60,8 @@ class Source:
     """What a placeholder of a program stands for."""
 
     kind: str  # parameter, buffer, constant or input
-    name: str  # name in the model; for a constant, its key in `Recorded.constants`
+    # Name in the model; for a constant, its key in `Recorded.constants`; for an input, its path.
+    name: str
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def record(model: nn.Module, inputs: Tensor) -> Recorded:
     _require_nothing_changed(exported)
     _require_no_hidden_parameter(model, exported)
     graph = flatten(exported.graph_module)
-    return Recorded(graph, _sources(exported), dict(exported.constants))
+    return Recorded(graph, _sources(exported, inputs), dict(exported.constants))
 
 
 def _start_autograd() -> None:
@@ -178,14 +179,20 @@ def _memory_of(tensor: Tensor) -> Any:
     return tensor.untyped_storage()._cdata
 
 
-def _sources(exported: ExportedProgram) -> dict[str, Source]:
+def _sources(exported: ExportedProgram, inputs: Tensor) -> dict[str, Source]:
+    paths = iter(leaves_by_path(inputs))  # in the order of the exported program's inputs
     sources = {}
     for spec in exported.graph_signature.input_specs:
         if spec.kind not in KINDS:
             raise Alone("the model contains an object that torch cannot record")
         kind = KINDS[spec.kind]
-        name = spec.target if kind == "constant" else _name_in_model(spec.target)
-        sources[spec.arg.name] = Source(kind, name or "")
+        if kind == "input":
+            name = next(paths)
+        elif kind == "constant":
+            name = spec.target or ""
+        else:
+            name = _name_in_model(spec.target)
+        sources[spec.arg.name] = Source(kind, name)
     return sources
 
 

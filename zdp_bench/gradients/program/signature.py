@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zdp_bench.gradients.parts import leaves_of
+from zdp_bench.gradients.parts import leaves_by_path
 from zdp_bench.gradients.program.ours import HOOKS, foreign_hooks
 
 MAX_ENTRIES = 64  # length up to which lists and dictionaries are compared entry by entry
@@ -50,9 +50,17 @@ def signature_of(model: nn.Module, inputs: Tensor) -> Any:
 
     Models with equal signatures have the same program. Each step computes one, so it is fast.
     """
-    leaves = leaves_of(inputs)
-    shapes = [(leaf.shape[1:], leaf.dtype, leaf.device) for leaf in leaves]
-    return shapes, [_describe_module(module) for module in model.modules()]
+    kinds = kinds_of(inputs)
+    # The order of a dictionary's keys is compared, because a forward function may depend on it.
+    return [*kinds], kinds, [_describe_module(module) for module in model.modules()]
+
+
+def kinds_of(inputs: Tensor) -> dict[str, tuple[Any, ...]]:
+    """Return shape, type and device of an example's tensors, by their path in the inputs."""
+    return {
+        path: (leaf.shape[1:], leaf.dtype, leaf.device)
+        for path, leaf in leaves_by_path(inputs).items()
+    }
 
 
 def _describe_module(module: nn.Module) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,13 @@ from torch import Tensor, nn
 
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, Loss, PerExample, per_example
-from zdp_bench.gradients.parts import describe, leaves_of, map_leaves, takes_parts
+from zdp_bench.gradients.parts import (
+    arrange_as,
+    describe,
+    leaves_by_path,
+    map_leaves,
+    takes_parts,
+)
 from zdp_bench.gradients.program import copy_apart
 
 SAMPLES = 3  # number of samples in the batches of the checks
@@ -60,7 +67,8 @@ def find_source(
     if probe is not None:
         _require_kind("inputs", probe[0], example_batch[0])
         _require_kind("targets", probe[1], example_batch[1])
-        inputs, targets = [map_leaves(lambda leaf: leaf.to(device), part) for part in probe]
+        arranged = map(arrange_as, probe, example_batch)
+        inputs, targets = [map_leaves(lambda leaf: leaf.to(device), part) for part in arranged]
     else:
         inputs, targets = [
             map_leaves(lambda leaf: leaf[:0].to(device), part) for part in example_batch
@@ -82,8 +90,13 @@ def find_source(
 
 def _require_kind(name: str, probe: Tensor, expected: Tensor) -> None:
     """Reject a probe whose shapes or dtypes are not those of the data set."""
-    kinds = [(leaf.shape[1:], leaf.dtype) for leaf in leaves_of(probe)]
-    if kinds == [(leaf.shape[1:], leaf.dtype) for leaf in leaves_of(expected)]:
+    parts, expected_parts = leaves_by_path(probe), leaves_by_path(expected)
+    if parts.keys() != expected_parts.keys():
+        raise UserError(
+            f"probe: its {name} have the parts {_list(parts)}, but those of the dataset have "
+            f"{_list(expected_parts)}: give a batch with the keys of the dataset."
+        )
+    if all(_are_alike(parts[path], leaf) for path, leaf in expected_parts.items()):
         return
     probe_kind = _describe_example(probe).replace("inputs", name)
     dataset_kind = _describe_example(expected).replace("inputs", name)
@@ -91,6 +104,15 @@ def _require_kind(name: str, probe: Tensor, expected: Tensor) -> None:
         f"probe: each example has {probe_kind}, but the dataset has {dataset_kind}: give a batch "
         "with the shapes and dtypes of the dataset."
     )
+
+
+def _list(paths: Iterable[str]) -> str:
+    return ", ".join(path or "of a single tensor" for path in paths)
+
+
+def _are_alike(leaf: Tensor, other: Tensor) -> bool:
+    """Return True if the examples of two tensors have the same shape and dtype."""
+    return leaf.shape[1:] == other.shape[1:] and leaf.dtype == other.dtype
 
 
 def _describe_example(part: Tensor) -> str:
