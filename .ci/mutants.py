@@ -221,6 +221,13 @@ def change_of(module: str, before: str, after: str) -> Change:
     return Change(module, *(" ".join(line.strip() for line in lines) for lines in (was, now)))
 
 
+def changes_of(entry: dict[str, Any]) -> list[Change]:
+    """Return the changes that an entry of `mutants.toml` lists."""
+    becomes = entry["becomes"]
+    lines = [becomes] if isinstance(becomes, str) else becomes
+    return [Change(entry["module"], entry["line"], line) for line in lines]
+
+
 def is_code(text: str) -> bool:
     try:
         compile(text, "", "exec")
@@ -303,7 +310,7 @@ def try_mutants(
     folder: Path, seconds: float, seed: int, only: list[str], most: int
 ) -> dict[str, int]:
     """How many were killed, ran out of time, survived, or are listed as equivalent."""
-    equivalent = {Change(e["module"], e["line"], e["becomes"]) for e in CONFIG["equivalent"]}
+    equivalent = {change for entry in CONFIG["equivalent"] for change in changes_of(entry)}
     modules = only or [*CONFIG["tests"]]
     drawn = [place for module in modules for place in places(module)]
     rng = random.Random(seed)

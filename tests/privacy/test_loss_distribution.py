@@ -178,6 +178,39 @@ def test_what_rounding_may_hide_is_charged_to_delta() -> None:
     assert epsilon((law,), steps, delta) > as_it_stands + 1e-3
 
 
+def normal_losses(spread: float) -> Law:
+    """Losses around spread²/2 on 81 points."""
+    points = np.arange(-40, 41)
+    weights = norm.pdf(points * 0.05, spread**2 / 2, spread)
+    return Law(0.05, -40, weights / weights.sum(), 1e-20)
+
+
+NO_LOSS = Law(1.0, 0, np.array([1.0]), 0.0)  # its moments are nothing but rounding
+
+
+@pytest.mark.parametrize(
+    ("parts", "delta", "expected"),
+    [
+        ([(normal_losses(0.3), 3)], 1e-15, 4.2074369016),  # the best order is 16.5
+        ([(normal_losses(0.5), 400)], 1e-15, 131.47453953),  # 1.8
+        ([(normal_losses(0.3), 3), (normal_losses(0.5), 20)], 1e-15, 20.919203289),
+        ([(NO_LOSS, 10**12)], 1e-15, 0.0024340920117),
+    ],
+)
+def test_an_epsilon_by_moments_is_the_same_from_version_to_version(
+    parts: list[tuple[Law, int]], delta: float, expected: float
+) -> None:
+    assert module._epsilon_by_moments(parts, delta) == pytest.approx(expected, rel=1e-7)
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-13])
+def test_what_composing_cuts_off_is_little_beside_delta(delta: float) -> None:
+    """It counts as disclosure, so ε grows by it."""
+    (law,) = module.uniform_laws(1.1, one_example(0.01), 100, delta)
+    composed = module._compose(law, 100, delta)
+    assert 0 < composed.truncated <= 1e-4 * delta
+
+
 # ------------------------------------------------------------------------------------- lower bounds
 
 
@@ -260,11 +293,10 @@ def test_the_attack_succeeds_on_real_batches(
 @pytest.mark.parametrize("count", [1, 2, 8])
 @pytest.mark.parametrize("z", [0.3, 1.0, 30.0])
 def test_each_loss_is_found_where_it_is_taken(count: int, z: float) -> None:
-    """Over all of the line whose mass is kept, with several examples as with one."""
+    """Over all of the line whose mass is kept, and in the cell in which it ends."""
     weights = binom.logpmf(np.arange(count + 1), count, 0.05)
-    losses = np.linspace(
-        *module._loss(np.array([-module.TAIL * z, count + module.TAIL * z]), z, weights), 500
-    )[1:]
+    ends = np.array([-module.TAIL * z, count + (module.TAIL + 0.9) * z])
+    losses = np.linspace(*module._loss(ends, z, weights), 500)[1:]
     found = module._loss(module._where(losses, z, weights), z, weights)
     np.testing.assert_allclose(found, losses, rtol=1e-9, atol=1e-12)
 

@@ -281,16 +281,13 @@ class DPDFA(Algorithm):
             is_finite = torch.isfinite(norms).all(dim=0)  # [B]
             signals = [torch.where(is_finite.unsqueeze(1), rows, 0) for rows in signals]
         deltas, activations = signals[: len(names)], signals[len(names) :]
-        dtype = deltas[-1].real.dtype
-        weight_factors = product_factors.to(dtype)
-        bias_factors = delta_factors.to(dtype)
         sums = {}
         for i, (name, layer) in enumerate(self.connected.items()):
-            clipped_deltas = apply_factors(deltas[i], weight_factors[i])
+            clipped_deltas = apply_factors(deltas[i], product_factors[i])
             weight_sum = matrix_sum(clipped_deltas, activations[i])
             sums[f"{name}.weight"] = weight_sum.to(layer.weight.dtype)
             if layer.bias is not None:
-                bias_sum = contract(deltas[i], bias_factors[i])
+                bias_sum = contract(deltas[i], delta_factors[i])
                 sums[f"{name}.bias"] = bias_sum.to(layer.bias.dtype)
         trainable_sums = {name: value for name, value in sums.items() if name in self.parameters}
         return trainable_sums, (deltas[0], delta_factors[0]), (deltas[-1], error_factors)
