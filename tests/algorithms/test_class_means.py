@@ -141,17 +141,39 @@ class SinceTheFirst(Centred):
         return changed
 
 
-@pytest.mark.parametrize("model", [Centred, Noisy, SinceTheFirst])
-def test_a_third_party_model_sees_one_example_at_a_time(model: type[nn.Module]) -> None:
+seen: list[Tensor] = []
+
+
+class SinceTheFirstOfAll(Centred):
+    def forward(self, x: Tensor) -> Tensor:
+        seen.append(x)
+        changed: Tensor = self.layer(2 * x - seen[0])
+        return changed
+
+
+@pytest.mark.parametrize(
+    ("model", "others"),
+    [
+        (Centred, slice(0, 5)),
+        (Noisy, slice(0, 5)),
+        (SinceTheFirst, slice(1, 6)),
+        (SinceTheFirstOfAll, slice(1, 6)),
+    ],
+)
+def test_a_third_party_model_sees_one_example_at_a_time(
+    model: type[nn.Module], others: slice
+) -> None:
     problem = Problem(model(), Classification().loss, ONCE)
     algorithm = ClassMeans(problem, noise_multiplier=1.0)
-    inputs, targets = torch.randn(6, 5), torch.randint(3, (6,))
+    inputs, targets = 1000 * torch.randn(6, 5), torch.randint(3, (6,))
+    inputs[others] /= 1000
     sums = []
-    for count in (5, 6):
+    for kept in (others, slice(0, 6)):
         torch.manual_seed(0)
-        sums.append(summed(algorithm, (inputs[:count], targets[:count]))["layer.weight"])
-        inputs[5] *= 1000
+        sums.append(summed(algorithm, (inputs[kept], targets[kept]))["layer.weight"])
     assert (sums[1] - sums[0]).norm() <= 1 + 1e-9
+    nobody = algorithm.contributions((inputs[:0], targets[:0]))["layer.weight"]
+    assert nobody.shape == (0, 3, 5)
 
 
 def test_a_share_of_tiny_features_has_norm_1() -> None:
@@ -211,13 +233,18 @@ def test_one_logit_takes_probabilities(shares: tuple[int, ...] | None) -> None:
     problem = Problem(model, Classification().loss, ONCE)
     algorithm = ClassMeans(problem, noise_multiplier=1.0)
     inputs = torch.randn(6, 5, dtype=torch.float64)
-    targets = torch.tensor([0.0, 0.4, 0.6, 1.0, 7.0, torch.nan])
+    targets = torch.tensor([-2.0, 0.4, 0.6, 1.0, 7.0, torch.nan])
     signs = torch.tensor([-1.0, -1.0, 1.0, 1.0, 1.0, -1.0], dtype=torch.float64)
     expected = signs[:, None] * inputs / inputs.norm(dim=1, keepdim=True)
     found = algorithm.contributions((inputs, targets), shares)["0.weight"]
     torch.testing.assert_close(found[:, 0], expected)
     total = summed(algorithm, (inputs, targets), shares=shares)["0.weight"]
     torch.testing.assert_close(total[0], expected.sum(dim=0))
+    # within an owner's share, an example counts by how far its probability is from a half
+    weighted = torch.tensor([-1.0, -0.2, 0.2, 1.0, 1.0, -1.0], dtype=torch.float64)
+    own = (weighted.abs()[:, None] * expected).sum(dim=0)
+    found = algorithm.contributions((inputs, targets), (6,))["0.weight"]
+    torch.testing.assert_close(found[0, 0], own / own.norm())
 
 
 def test_a_direction_of_numbers_of_all_sizes_is_kept() -> None:

@@ -237,7 +237,9 @@ def test_feedback_is_gaussian_of_spectral_norm_beta_and_follows_the_seed() -> No
     model = chain("real")
     inputs, targets = batch(2)
     algorithm = dfa(model, convolutions="dfa")
+    random_state = torch.get_rng_state()
     summed(algorithm, (inputs, targets))
+    assert torch.equal(torch.get_rng_state(), random_state)
     assert set(algorithm._feedback) == {"front.0", "front.2", "connected.0", "connected.2"}
     for matrix in algorithm._feedback.values():
         assert float(torch.linalg.matrix_norm(matrix, 2)) == pytest.approx(0.9, rel=1e-12)
@@ -285,6 +287,10 @@ def test_networks_that_are_no_such_chain_are_refused() -> None:
     with pytest.raises(UserError, match="no fully connected layer"):
         dfa(nn.Sequential(nn.Conv2d(2, 3, (6, 7)), nn.Flatten()))
 
+    unruled = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3))
+    with pytest.raises(UserError, match=r"dp_dfa.*: does not support layer '0'"):
+        summed(dfa(unruled.double()), (torch.zeros(2, 2, dtype=torch.long), torch.zeros(2).long()))
+
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -326,27 +332,33 @@ def test_a_model_that_is_saved_whole_tells_nothing_of_the_run(tmp_path: Path) ->
     assert b"Problem" not in (tmp_path / "model.pt").read_bytes()
 
 
-def test_layers_of_another_precision_keep_their_bounds() -> None:
-    """A factor rounded to the error's half precision would lift a float32 layer's share."""
+@pytest.mark.parametrize("has_autocast", [False, True])
+def test_layers_of_another_precision_keep_their_bounds(has_autocast: bool) -> None:
+    """A factor or signal rounded to half precision would lift a float32 layer's share."""
 
     class Mixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.last = nn.Linear(84, 6), nn.Linear(6, 3).bfloat16()
+            self.first, self.last = nn.Linear(84, 6), nn.Linear(6, 3)
+            if not has_autocast:
+                self.last.bfloat16().requires_grad_(False)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.last(torch.sigmoid(self.first(x.flatten(1))).bfloat16())
+            hidden = torch.sigmoid(self.first(x.flatten(1)))
+            return self.last(hidden.to(self.last.weight.dtype))
 
     torch.manual_seed(0)
-    model = Mixed()
-    model.last.requires_grad_(False)
-    algorithm = dfa(model)
+    algorithm = dfa(Mixed())
     inputs, targets = batch(40, scale=100.0)
     for one in zip(inputs.float().split(1), targets.split(1), strict=True):
-        found = algorithm._sums(one)
-        delta, of_input = algorithm.signals[0], algorithm.activation_clips[0]
-        assert float(found["first.weight"].double().norm()) <= delta * of_input
-        assert float(found["first.bias"].double().norm()) <= delta
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=has_autocast):
+            found = algorithm._sums(one)
+        limits = zip(
+            algorithm.connected, algorithm.signals, algorithm.activation_clips, strict=True
+        )
+        for name, delta, of_input in limits:
+            assert float(found[f"{name}.weight"].double().norm()) <= delta * of_input
+            assert float(found[f"{name}.bias"].double().norm()) <= delta
 
 
 def test_its_hooks_do_nothing_after_a_step_that_failed() -> None:

@@ -39,7 +39,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -328,7 +328,7 @@ class DPDFA(Algorithm):
         for name, following in pairwise([*self.front, first]):
             output = forward.inputs[following]
             products.append(_inner_product(output, self._feed_back(name, error, output)))
-        return torch.stack(products).sum(dim=0)
+        return reduce(torch.add, products)
 
     def _feed_back(
         self,
@@ -382,17 +382,16 @@ class DPDFA(Algorithm):
         finally:
             for handle in handles:
                 handle.remove()
-            forward.clear()
             for parameter in frozen:
                 parameter.requires_grad_(True)
 
 
 def _inner_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return Re⟨a, b⟩ of each example, [B, *] -> [B].
+    """Return Re⟨a, b⟩ of each example, [B, *] -> [B], for a b that requires no gradient.
 
     Its `.grad` with respect to a is b, even if both are complex.
     """
-    product = a * b.detach().conj()
+    product = a * b.conj()
     return product.real.flatten(1).sum(dim=1)
 
 
@@ -456,7 +455,7 @@ def cut_output(
             f"{_named()}: the output of layer '{name}' has {output.dim() - 1} dimensions per "
             "example; it must have one."
         )
-    forward.outputs[name] = output.detach().requires_grad_()
+    forward.outputs[name] = output.requires_grad_()  # a leaf: input and layer need no gradient
     return forward.outputs[name]
 
 
