@@ -25,10 +25,8 @@ from zdp_bench.algorithms.clipped_gradients import Clipping, FixedBound
 from zdp_bench.errors import UserError, setting, setting_name
 from zdp_bench.gradients import Batch, Shares
 from zdp_bench.gradients.clipping import SAFETY, trainable, zero_rows
-from zdp_bench.gradients.losses import draw_seeds, preserve_random_state, set_seed
-from zdp_bench.gradients.outside_state import preserve_outside_state
-from zdp_bench.gradients.parts import map_leaves
-from zdp_bench.gradients.program import copy_apart, is_ours
+from zdp_bench.gradients.program import is_ours
+from zdp_bench.gradients.reference import run_apart
 from zdp_bench.gradients.shares import cut
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism
@@ -49,8 +47,10 @@ def _find_real_layer(model: nn.Module) -> nn.Linear | None:
     return layer if has_all and not layer.weight.is_complex() else None
 
 
-def _compute_layer_inputs(model: nn.Module, layer: nn.Linear, inputs: Tensor) -> Tensor:
-    """Return what a layer of the model receives for these inputs."""
+def _compute_layer_inputs(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return what the model's linear layer receives for these inputs."""
+    layer = _find_real_layer(model)
+    assert layer is not None
     received: list[Tensor] = []
 
     def save_arguments(_: nn.Module, args: tuple[Tensor]) -> None:
@@ -147,36 +147,12 @@ class ClassSums:
         inputs, targets = batch
         model = self.problem.model
         if is_ours(model) or len(inputs) == 0:
-            features = _compute_layer_inputs(model, self.layer, inputs)
-        else:
-            features = self._compute_one_by_one(inputs)
+            features = _compute_layer_inputs(model, inputs)
+        else:  # such a model runs too rarely to be recorded
+            features = run_apart(model, inputs, _compute_layer_inputs)
         directions = _normalize(features.detach().flatten(1).double())
         is_valid = (directions != 0).any(dim=1, keepdim=True)
         return directions, torch.where(is_valid, self._classes(targets), 0.0)
-
-    def _compute_one_by_one(self, inputs: Tensor) -> Tensor:
-        """Return the layer's inputs [B, ...], each from its own copy of a third-party model.
-
-        Nothing shows that such a model keeps examples apart, and it runs too rarely to be recorded.
-        """
-        model = self.problem.model
-        parameters = tuple(model.parameters())
-        devices = [inputs.device] if inputs.device.type == "cuda" else []
-        rows = []
-        with (
-            preserve_random_state(devices),
-            preserve_outside_state(model, weights=parameters) as restore,
-        ):
-            examples = zip(inputs.split(1), draw_seeds(len(inputs)), strict=True)
-            for example, seed in examples:
-                restore()
-                set_seed(seed)
-                copy = copy_apart(model, parameters)
-                layer = _find_real_layer(copy)
-                assert layer is not None
-                own_inputs = map_leaves(torch.clone, example)  # not a view of the batch
-                rows.append(_compute_layer_inputs(copy, layer, own_inputs))
-        return torch.cat(rows)
 
     def _classes(self, targets: Tensor) -> Tensor:
         """Return y [B, outputs]."""

@@ -107,15 +107,35 @@ def compute_first_output(model: nn.Module, batch: Batch) -> Batch:
 
 def compute_outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     """Return a model's outputs as a private step computes them."""
-    if not state_of(model, inputs).alone:
-        return _forward_of(model, inputs)(map_leaves(torch.clone, inputs))
-    outputs = []
-    with preserve_outside_state(model, weights=model.parameters()) as restore:
-        for example in inputs.split(1):
+    if state_of(model, inputs).alone:
+        return run_apart(model, inputs, lambda copy, example: copy(example))
+    return _forward_of(model, inputs)(map_leaves(torch.clone, inputs))
+
+
+def run_apart(
+    model: nn.Module,
+    inputs: Tensor,
+    run: Callable[[nn.Module, Tensor], Tensor],
+) -> Tensor:
+    """Return the rows [B, ...] that a function of the model and one example [1, ...] returns.
+
+    Formal guarantee: each call gets its own copy of the model, its own random numbers, and the
+        state that is there at the beginning. Parameters are shared, so gradients reach them.
+    """
+    parameters = tuple(model.parameters())
+    devices = [inputs.device] if inputs.device.type == "cuda" else []
+    seeds = draw_seeds(len(inputs))
+    rows = []
+    with (
+        preserve_random_state(devices),
+        preserve_outside_state(model, weights=parameters) as restore,
+    ):
+        for example, seed in zip(inputs.split(1), seeds, strict=True):
             restore()
-            forward = _forward_of(model, example)
-            outputs.append(forward(map_leaves(torch.clone, example)))
-    return torch.cat(outputs)
+            set_seed(seed)
+            own_example = map_leaves(torch.clone, example)  # not a view of the batch
+            rows.append(run(copy_apart(model, parameters), own_example))
+    return torch.cat(rows)
 
 
 def _forward_of(
