@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from tests.gradients.harness import loss
 from tests.modules import Made
@@ -114,6 +114,15 @@ def packed(net: Any, x: Tensor) -> Tensor:
     return torch.cat([padded.tanh().flatten(1), last.transpose(0, 1).flatten(1)], 1)
 
 
+def packed_rows(net: Any, x: Tensor) -> Tensor:
+    """What a linear layer and a softmax make of the rows of packed sequences."""
+    lengths = 1 + (x[:, :, 0] > 0).sum(1).clamp(max=3).cpu()
+    of = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    rows = net.layer(of.data).softmax(dim=1)
+    rows_of_sequences = PackedSequence(rows, *of[1:])
+    return pad_packed_sequence(rows_of_sequences, True, padding_value=0.5, total_length=4)[0].exp()
+
+
 FAST: dict[str, Build] = {
     "linear of rows": made(lambda net, x: F.linear(x[:, 0], net.w, net.b), w=(3, 6), b=(3,)),
     "linear of positions": made(lambda net, x: F.linear(x, net.w, net.b), w=(3, 6), b=(3,)),
@@ -186,6 +195,7 @@ FAST: dict[str, Build] = {
         packed, layer=nn.GRU(6, 3, 2, bidirectional=True).double()
     ),
     "a packed RNN": lambda: Made(packed, layer=nn.RNN(6, 3, bias=False).double()),
+    "rows of packed sequences": made(packed_rows, layer=lambda: nn.Linear(6, 3).double()),
     "cells of a loop": lambda: Made(cells, lstm=nn.LSTMCell(6, 3).double(), u=parameter(3, 3)),
     "a cell of torch": lambda: Made(gru_cells, cell=nn.GRUCell(6, 3).double()),
     "a GRU over pieces of each example": made(
@@ -208,6 +218,10 @@ FAST: dict[str, Build] = {
     "a threshold": made(lambda net, x: (x > net.w) * x * net.s, w=(6,), s=(6,)),
     "a sum of embeddings": made(
         lambda net, x: net.bag((x[:, 0] > 0).long()), bag=lambda: nn.EmbeddingBag(3, 4).double()
+    ),
+    "a sum of embeddings without padding": made(
+        lambda net, x: F.embedding_bag((x[:, 0] > 0).long(), net.w, padding_idx=-1, mode="sum"),
+        w=(2, 4),
     ),
     "an einsum of three": made(
         lambda net, x: torch.einsum("bti,ij,jk->btk", x, net.w, net.s), w=(6, 3), s=(3, 2)

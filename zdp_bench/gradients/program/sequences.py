@@ -3,9 +3,10 @@
 torch 2.11 records the last states of an LSTM with another shape than it computes. It cannot record
 a packed sequence, whose layout in memory depends on the lengths in the batch. While a model is
 recorded, `lstm(x, …)` therefore becomes the operation `zdp_bench::lstm`. A packed sequence contains
-the padded one, [B, T, *], and its lengths, and a recurrent layer that is called on it becomes
-`zdp_bench::packed_lstm`. When the program runs, torch computes both. Cells are recorded as the
-products and gates that they consist of.
+all rows of the padded one, [B · T, *], and its lengths, and a recurrent layer that is called on it
+becomes `zdp_bench::packed_lstm`. Unpacking overwrites the rows beyond the lengths. When the program
+runs, torch computes both operations. Cells are recorded as the products and gates that they consist
+of.
 """
 
 from __future__ import annotations
@@ -162,8 +163,13 @@ class _Lengths:
 
     device = torch.device("cpu")
 
-    def __init__(self, lengths: Tensor) -> None:
+    def __init__(self, lengths: Tensor, longest: int) -> None:
         self.lengths = lengths
+        self.longest = longest  # T
+
+    def pad(self, rows: Tensor) -> Tensor:
+        """Return rows [B · T, ...] as sequences [B, T, ...]."""
+        return rows.unflatten(0, (self.lengths.shape[0], self.longest))
 
 
 # The code of torch's two functions while a model is recorded. Globals are those of their module.
@@ -178,11 +184,12 @@ def _unpack_code(sequence, batch_first=False, padding_value=0.0, total_length=No
 
 
 def _pack(x: Tensor, lengths: Any, batch_first: bool) -> PackedSequence:
-    """Return a packed sequence that contains the padded one, [B, T, ...]."""
+    """Return a packed sequence that contains the rows of the padded one, [B · T, ...]."""
     if not isinstance(lengths, Tensor):
         raise Alone("pack_padded_sequence takes its lengths from Python numbers: pass a tensor")
-    rows = x if batch_first else x.transpose(0, 1)
-    return PackedSequence(rows, _Lengths(lengths), None, None)  # type: ignore[arg-type]
+    sequences = x if batch_first else x.transpose(0, 1)
+    batch_sizes: Any = _Lengths(lengths, sequences.shape[1])
+    return PackedSequence(sequences.flatten(0, 1), batch_sizes, None, None)
 
 
 def _unpack(
@@ -197,10 +204,16 @@ def _unpack(
             "pad_packed_sequence pads to the longest sequence of the batch: pass "
             "total_length=x.shape[1] to process examples together"
         )
-    rows, lengths = packed.data, packed.batch_sizes.lengths
-    if padding != 0.0 or length != rows.shape[1]:
-        raise Alone("pad_packed_sequence pads to another length or with another value")
-    return rows if batch_first else rows.transpose(0, 1), lengths
+    lengths = packed.batch_sizes.lengths
+    if length != packed.batch_sizes.longest:
+        raise Alone("pad_packed_sequence pads to another length")
+    sequences = packed.batch_sizes.pad(packed.data)
+    times = torch.arange(length, device=sequences.device)
+    is_padding = times >= lengths.to(sequences.device).unsqueeze(1)  # [B, T]
+    while is_padding.dim() < sequences.dim():
+        is_padding = is_padding.unsqueeze(-1)
+    padded = sequences.masked_fill(is_padding, padding)
+    return padded if batch_first else padded.transpose(0, 1), lengths
 
 
 def _forward_of(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -224,18 +237,18 @@ def _record_packed(
     states: Any,
 ) -> Any:
     """Record a recurrent layer on a packed sequence, and return its output and last states."""
-    rows, lengths = packed.data, packed.batch_sizes.lengths
+    sequences, lengths = packed.batch_sizes.pad(packed.data), packed.batch_sizes.lengths
     if layer.proj_size:
         raise Alone("a recurrent layer with a projection is called on packed sequences")
     kind = layer.mode.lower()
     if states is None:
         levels = layer.num_layers * (1 + layer.bidirectional)
-        zeros = rows.new_zeros(levels, rows.shape[0], layer.hidden_size)
+        zeros = sequences.new_zeros(levels, sequences.shape[0], layer.hidden_size)
         states = (zeros, zeros) if kind == "lstm" else zeros
     layer._update_flat_weights()
     run = getattr(torch.ops.zdp_bench, f"packed_{kind}")
     output, *last = run(
-        rows,
+        sequences,
         lengths,
         states,
         layer._flat_weights,
@@ -245,7 +258,7 @@ def _record_packed(
         layer.training,
         layer.bidirectional,
     )
-    result = PackedSequence(output, packed.batch_sizes, None, None)
+    result = PackedSequence(output.flatten(0, 1), packed.batch_sizes, None, None)
     return result, tuple(last) if kind == "lstm" else last[0]
 
 

@@ -69,7 +69,7 @@ def _embedding_bag(
     rows = F.embedding(words, table)
     if padding is None:
         return rows.mean(dim=1) if mode == "mean" else rows.sum(dim=1)
-    counted = (words != padding).unsqueeze(2).to(rows.dtype)
+    counted = (words != padding % table.shape[0]).unsqueeze(2).to(rows.dtype)
     total = (rows * counted).sum(dim=1)
     if mode == "mean":
         total = total / counted.sum(dim=1).clamp(min=1)
