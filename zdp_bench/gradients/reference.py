@@ -101,8 +101,8 @@ def _differentiate(
 def compute_first_output(model: nn.Module, batch: Batch) -> Batch:
     """Return the output for the first example, [1, ...], and its target."""
     inputs, targets = batch
-    with torch.no_grad():
-        return compute_outputs(model, inputs[:1]), targets[:1]
+    with torch.enable_grad():  # the model may differentiate in its forward pass
+        return compute_outputs(model, inputs[:1]).detach(), targets[:1]
 
 
 def compute_outputs(model: nn.Module, inputs: Tensor) -> Tensor:

@@ -29,6 +29,26 @@ def test_what_lies_beside_a_lock_is_copied() -> None:
     assert model.statistics.largest == [0.0]
 
 
+class CopiesItself(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(2, 2)
+
+    def __deepcopy__(self, memo: object) -> CopiesItself:
+        twin = CopiesItself()
+        twin.load_state_dict(self.state_dict())
+        return twin
+
+
+def test_a_copy_shares_parameters_even_if_the_model_copies_itself() -> None:
+    model = CopiesItself()
+    twin = copy_apart(model, tuple(model.parameters()))
+    assert twin is not model
+    for own, original in zip(twin.parameters(), model.parameters(), strict=True):
+        assert own is original
+    assert twin.layer._flat_weights[0] is model.layer.weight_ih_l0  # type: ignore[union-attr]
+
+
 def test_attributes_of_parameters_are_copied() -> None:
     model = nn.Linear(2, 2)
     model.weight.infshape = [2.0]  # type: ignore[attr-defined]

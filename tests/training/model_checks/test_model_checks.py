@@ -135,6 +135,24 @@ def test_a_parameter_without_influence_on_a_single_example_is_refused(
         check(make())
 
 
+def test_a_model_that_differentiates_in_its_forward_pass_passes() -> None:
+    def force(net: Any, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(net.energy(x).sum(), x, create_graph=True)[0]
+
+    energy = nn.Sequential(nn.Linear(5, 8, bias=False), nn.Tanh(), nn.Linear(8, 1, bias=False))
+    assert check(Made(force, energy=energy)) == []
+
+
+def test_a_model_that_fails_for_one_example_is_refused_in_one_sentence() -> None:
+    def squeeze(net: Any, x: Tensor) -> Tensor:
+        x = x.unsqueeze(1).squeeze()
+        return x + torch.diff(x, dim=1, prepend=x[:, :1])
+
+    with pytest.raises(UserError, match=r"cannot take .*shape \[1, 5\].* as after squeeze\(\)"):
+        check(mlp(Made(squeeze)))
+
+
 def test_a_layer_that_random_draws_skip_is_no_reason_to_refuse() -> None:
     def skip(net: Any, x: Tensor) -> Tensor:
         """Return x plus the layer's output, which is left out for nine examples of ten."""

@@ -253,7 +253,6 @@ def _find_examples(recorded: Recorded) -> Places:
         raise Alone(f"the model makes a call that no rule supports: {first_line(error)}") from None
 
 
-@torch.no_grad()
 def _require_same_for_one(
     model: nn.Module,
     program: Program,
@@ -261,10 +260,13 @@ def _require_same_for_one(
 ) -> None:
     """Reject a program whose output for one example differs from the model's."""
     torch.manual_seed(0)
-    expected = _run_copy(model, example)
+    try:
+        expected = _run_copy(model, example).detach()
+    except Exception:
+        raise Alone("the model fails for a batch of one example, as after squeeze()") from None
     torch.manual_seed(0)
     try:
-        output = program.run(model, map_leaves(torch.clone, example))
+        output = program.run(model, map_leaves(torch.clone, example)).detach()
     except Exception as error:
         raise Alone(f"the program fails on one example: {first_line(error)}") from None
     if expected.numel() == output.numel():  # for one example, `squeeze()` also removes dimension 0

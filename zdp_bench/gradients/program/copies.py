@@ -35,11 +35,22 @@ def copy_apart(
         for value in attributes:
             _share_uncopyable(value, memo, modules)
         copied = copy.deepcopy(model, dict(memo))
+    _share_parameters(copied, model, {id(shared_object) for shared_object in shared})
     pairs = zip(copied.parameters(), model.parameters(), strict=True)
     for parameter, original in pairs:
         if parameter is not original:  # `deepcopy` leaves out a parameter's attributes
             vars(parameter).update(copy.deepcopy(vars(original)))
     return copied
+
+
+def _share_parameters(copied: nn.Module, model: nn.Module, shared: set[int]) -> None:
+    """Give a copy the shared parameters that a `__deepcopy__` of the user's has copied."""
+    for name, module in model.named_modules():
+        for key, parameter in module._parameters.items():
+            if id(parameter) in shared:
+                twin = copied.get_submodule(name)
+                if twin._parameters.get(key) is not parameter:
+                    setattr(twin, key, parameter)
 
 
 def _share_uncopyable(

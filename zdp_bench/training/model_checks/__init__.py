@@ -275,8 +275,8 @@ def _check_losses(
 ) -> None:
     """Reject a loss that needs several examples; warn if an example's loss depends on others."""
     targets = batch[1]
-    with torch.no_grad():
-        output = reference.compute_outputs(model, batch[0])
+    with torch.enable_grad():  # the model may differentiate in its forward pass
+        output = reference.compute_outputs(model, batch[0]).detach()
     losses = require_outputs_alone(model, example_loss, output, targets)
     if isinstance(example_loss.loss, nn.Module):
         require_loss_keeps_nothing(example_loss.loss, output[:1], unpack(targets[:1].clone()))
@@ -303,7 +303,6 @@ def _check_losses(
         )
 
 
-@torch.no_grad()
 def _refuse_stored_terms(model: nn.Module, loss: PerExample, batch: Batch) -> None:
     """Reject a loss that reads what the model's forward function stores, as private steps do not.
 
@@ -313,12 +312,13 @@ def _refuse_stored_terms(model: nn.Module, loss: PerExample, batch: Batch) -> No
 
     def compute_loss(output: Tensor) -> Tensor | None:
         try:
-            return loss.compute_seeded(output, targets, 0)
+            return loss.compute_seeded(output.clone(), targets, 0).detach()
         except Exception:  # of any kind, from the user's code
             return None
 
     with preserve_outside_state(model, loss.loss, weights=model.parameters()) as restore:
-        output = model(inputs)
+        with torch.enable_grad():
+            output = model(inputs).detach()
         loss_value = compute_loss(output)
         restore()
         restored_loss = compute_loss(output)

@@ -73,11 +73,11 @@ def find_source(
         inputs, targets = [
             map_leaves(lambda leaf: leaf[:0].to(device), part) for part in example_batch
         ]
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
             twin = copy_apart(model)
             with takes_parts(twin):
-                output = twin(_draw(inputs, SAMPLES, None))
+                output = twin(_draw(inputs, SAMPLES, None)).detach()
             classes = _count_classes(output)
         except Exception:  # the check will name the layer that fails
             return Source(inputs, targets, 2)

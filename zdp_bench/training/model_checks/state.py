@@ -181,12 +181,12 @@ def _stored_error(
 Attribute = tuple[str, str]  # name of a module, and name of one of its values
 
 
-@torch.no_grad()
 def _run(model: nn.Module, inputs: Tensor) -> tuple[dict[Attribute, Any], Tensor]:
     """Return a model's state after a forward pass with fixed random draws, and the output."""
     set_seed(0)
-    output = model(map_leaves(torch.clone, inputs))
-    return _state_of(model), output.clone()
+    with torch.enable_grad():  # as in a step; the model may differentiate in its forward pass
+        output = model(map_leaves(torch.clone, inputs))
+    return _state_of(model), output.detach().clone()
 
 
 def _state_of(model: nn.Module) -> dict[Attribute, Any]:
