@@ -156,6 +156,8 @@ def test_no_step_costs_nothing_and_no_noise_costs_everything() -> None:
     for epsilon_of in (pld, acc.pld_uniform, acc.rdp, acc.rdp_uniform, acc.rdp_wor, acc.gdp_clt):
         assert epsilon_of(1.0, 0.1, 0, DELTA) == 0.0
         assert epsilon_of(0.0, 0.1, 5, DELTA) == math.inf
+    for epsilon_of in (pld, acc.pld_uniform, acc.pld_uniform_at_least, acc.pld_replaced):
+        assert epsilon_of(1.0, 0.0, 5, DELTA) == epsilon_of(math.inf, 0.1, 5, DELTA) == 0.0
     poisson = replace(NAKED, sampling=Sampling("poisson", 0.1, 10, 100))
     for without in (NAKED, poisson, mechanism(5.0, 0.1, "shuffled")):
         assert tight_epsilon(without, 0, DELTA) == 0.0
@@ -189,6 +191,9 @@ def test_renyi_of_uniform_batches_is_dp_accountings_for_replaced_examples() -> N
     last = (64,), acc._wor_rdp(5.0, 0.01, (64,)), DELTA  # which is the best of all orders there
     assert acc.rdp_uniform(5.0, 0.01, 1, DELTA) == dp_accounting.rdp.compute_epsilon(*last)[0]
     assert acc.rdp_wor(5.0, 0.01, 1, DELTA) == acc.rdp_classic(*last)
+    first = (2,), [100 * acc._wor_rdp(0.5, 0.1, (2,))[0]], DELTA  # and here
+    assert acc.rdp_uniform(0.5, 0.1, 100, DELTA) == dp_accounting.rdp.compute_epsilon(*first)[0]
+    assert acc.rdp_wor(0.5, 0.1, 100, DELTA) == acc.rdp_classic(*first)
 
 
 def test_renyi_of_uniform_batches_takes_the_rate_as_it_is() -> None:
@@ -225,6 +230,7 @@ def test_dp_accountings_warnings_are_not_shown(caplog: pytest.LogCaptureFixture)
 DRAWN = Mechanism.of_z(1.3, Sampling("poisson", 0.05, 50.0, 1000))
 FIXED = Mechanism.of_z(1.3, Sampling("uniform", 0.05, 50.0, 1000))
 QUIET = Mechanism.of_z(3.0, Sampling("uniform", 0.05, 50.0, 1000))
+HARDLY = Mechanism.of_z(0.02, DRAWN.sampling)  # the least noise at which sampling counts
 
 
 @pytest.mark.parametrize(
@@ -233,9 +239,11 @@ QUIET = Mechanism.of_z(3.0, Sampling("uniform", 0.05, 50.0, 1000))
         (pld, (0.8, 0.02, 30), 1.9539185430),
         (pld, (1.1, 0.01, 1000), 1.5154293697),
         (pld, (0.0199, 0.5, 3), 4158.0133130),
+        (pld, (0.02, 0.5, 3), 4075.7042237),
         (acc.pld_uniform, (1.1, 0.01, 1000), 1.8285666675),
         (acc.pld_uniform_at_least, (1.1, 0.01, 1000), 1.5141667563),
         (acc.pld_uniform_at_least, (0.0199, 0.5, 3), 1467.2092976),
+        (acc.pld_uniform_at_least, (0.02, 0.5, 3), 4072.1678209),
         (acc.pld_replaced, (1.1, 0.01, 1000), 2.4786591832),
         (acc.rdp, (1.1, 0.01, 1000), 1.7117701662),
         (acc.rdp_uniform, (1.1, 0.01, 1000), 3.1899987784),
@@ -244,6 +252,9 @@ QUIET = Mechanism.of_z(3.0, Sampling("uniform", 0.05, 50.0, 1000))
         (acc.patient_interval, (QUIET, 3, 40), (1.3702511950, 1.7402236523)),
         (acc.tight_interval, (FIXED, 40), (1.4281825686, 1.5239162779)),
         (acc.example_epsilon, (DRAWN, 40), 2.0809187505),
+        (patient_epsilon, (HARDLY, 3, 2), 12599.552434),
+        (acc.gdp_epsilon, (999.5,), 503761.88548),
+        (acc.gdp_epsilon, (1000.0,), 504263.89292),
         (acc.gdp_epsilon, (1000.5,), 504767.14824),
     ],
 )
@@ -332,6 +343,8 @@ def test_patients_in_every_batch_are_the_plain_gaussian() -> None:
         dp_accounting.get_epsilon_gaussian(4.0, DELTA)
     )
     assert patient_epsilon(single, 9, 1, DELTA) < patient_epsilon(single, 10, 1, DELTA) * (1 + 1e-3)
+    shifts = [acc.shifts_of_step(4.0, single.sampling, count)[1] for count in (9, 10)]
+    assert [drawn == acc.EVERY_STEP for drawn in shifts] == [False, True]
 
 
 @pytest.mark.parametrize("drawn", [acc.patients_draws(0.2, 3), acc.patients_share(FIFTH, 3)])
@@ -535,3 +548,10 @@ def test_far_below_every_grid_the_smaller_bound_is_stated(scheme: Scheme) -> Non
     own = mechanism(10.0, 0.01, scheme)
     assert tight_epsilon(own, 10, 1e-30) == rdp_epsilon(own, 10, 1e-30) < 1.1
     assert tight_epsilon(own, 10, 1e-20) <= rdp_epsilon(own, 10, 1e-20)
+
+
+def test_renyis_bound_counts_below_the_smallest_delta_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(acc, "rdp_epsilon", lambda *_: 0.0)
+    assert tight_epsilon(DRAWN, 10, 1e-10) > tight_epsilon(DRAWN, 10, 0.99e-10) == 0.0

@@ -63,9 +63,10 @@ def test_targets_out_of_reach_are_refused(target: float, says: str) -> None:
         solve(target, inverse)
 
 
-def test_a_tiny_target_is_reached() -> None:
-    sigma = solve(1e-13, lambda sigma: max(0.0, 1 / sigma - 1))
-    assert sigma == pytest.approx(1.0)
+@pytest.mark.parametrize("target", [1e-13, 1e-3])
+def test_a_target_beside_an_epsilon_of_0_is_reached(target: float) -> None:
+    sigma = solve(target, lambda sigma: max(0.0, 1 / sigma - 1))
+    assert sigma == pytest.approx(1 / (1 + target), rel=1e-4)
 
 
 @pytest.mark.parametrize("earlier_steps", [0, 100])
