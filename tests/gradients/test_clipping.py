@@ -24,7 +24,12 @@ from zdp_bench.gradients.clipping import (
     groups,
     squared_norms,
 )
-from zdp_bench.gradients.layer_gradient import ParameterGradient, apply_factors, summands_of
+from zdp_bench.gradients.layer_gradient import (
+    ParameterGradient,
+    apply_factors,
+    gram_norms,
+    summands_of,
+)
 from zdp_bench.gradients.rules import convolution, linear
 
 
@@ -244,6 +249,15 @@ def test_the_mass_of_an_embeddings_summands_is_that_of_as_many_equal_ones() -> N
     index, g = torch.randint(0, 7, (2, 5)), torch.tensor([3.0, 4.0]).expand(2, 5, 2)
     mass, number = summands_of(linear.embedding(nn.Embedding(7, 2), index, g)["weight"])
     assert (number, mass.tolist()) == (5, pytest.approx([25.0, 25.0]))
+
+
+def test_the_squared_norm_of_terms_that_cancel_is_never_below_0() -> None:
+    """It is a sum of products, whose rounding has either sign, and the root of less is NaN."""
+    g = torch.randn(50, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    g[:, 2] = -(g[:, 0] + g[:, 1])
+    squares = gram_norms(g, torch.ones(50, 3, 2, dtype=torch.float64))
+    assert float(squares.min()) == 0
+    assert float(squares.max()) < 1e-12
 
 
 def test_an_enlarged_norm_is_never_below_the_norm_and_bounds_the_mass() -> None:

@@ -191,7 +191,8 @@ def _differentiate(
                 gradient.calls.append(layer_gradients[name])
                 gradient.pending_calls -= 1
                 if gradient.pending_calls == 0:
-                    budget -= gradient.measure(count, x.nbytes + g.nbytes, budget)
+                    freed_bytes = x.nbytes + g.nbytes
+                    budget -= gradient.measure(count, freed_bytes, budget)
         del call.input
 
     tape.play_back(parameters, consume)

@@ -189,7 +189,8 @@ def matrix_sum(g: Tensor, x: Tensor) -> Tensor:
     BLAS conjugates only a matrix that it also transposes. So either x is conjugated beforehand or
     gᴴx afterwards, whichever is smaller.
     """
-    if x.is_complex() and len(x) < g.shape[1]:
+    is_x_smaller = x.is_complex() and len(x) < g.shape[1]
+    if is_x_smaller:
         return g.mT @ x.conj()
     return (g.mH @ x).conj()
 
@@ -288,15 +289,17 @@ class ParameterGradient:
         """
         gradient = add_calls(self.calls)
         gradient_bytes = self.parameter.nbytes * examples * len(self.calls)
+        can_be_kept = gradient_bytes <= max(freed, budget)
+        spent_bytes = 0 if gradient_bytes <= freed else gradient_bytes
         self.calls = []
         self.weighted_sum = gradient.weighted_sum
         if gradient.squared_norms is not None:
             self.squared_norms = self._cover_rounding(gradient, gradient.squared_norms())
-        elif gradient_bytes <= max(freed, budget):
+        elif can_be_kept:
             kept, self.squared_norms = gradient.form(0, examples)
             self.kept = kept
             self.weighted_sum = lambda factors: contract(kept, factors)
-            return 0 if gradient_bytes <= freed else gradient_bytes
+            return spent_bytes
         else:
             max_bytes = FORM_BYTES * device_scale(self.parameter)
             chunk = max(1, max_bytes // self.parameter.nbytes)
