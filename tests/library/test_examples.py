@@ -1,13 +1,17 @@
 """Batches of a data set."""
 
+import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.library.conftest import Make
 from zdp_bench.errors import UserError
 from zdp_bench.gradients.parts import leaves_of
+from zdp_bench.library import examples
 from zdp_bench.library.examples import Items
 
 
@@ -52,3 +56,119 @@ def test_items_with_other_keys_are_refused(items: list[Any]) -> None:
             Items(items).batch(order)
     with pytest.raises(UserError, match="some have other keys"):
         Items(items).batch([1])  # a batch without the first
+
+
+class Changing:
+    """A data set whose items are what a function returns for their index and for what it kept."""
+
+    def __init__(self, read: Callable[[int, dict[str, Any]], Any], length: int = 60) -> None:
+        self.read, self.length = read, length
+        self.kept: dict[str, Any] = {
+            "numpy": np.random.default_rng(0),
+            "torch": torch.Generator().manual_seed(0),
+            "buffer": torch.zeros(4),
+            "cache": {},
+        }
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return self.read(index, self.kept), index % 3
+
+
+def row(index: int) -> torch.Tensor:
+    return torch.arange(4.0) + 7 * index % 5
+
+
+def previous_if_corrupt(index: int, kept: dict[str, Any]) -> torch.Tensor:
+    if index == 23 and "previous" in kept:
+        return kept["previous"]
+    kept["previous"] = row(index)
+    return kept["previous"]
+
+
+def running_mean(index: int, kept: dict[str, Any]) -> torch.Tensor:
+    kept["mean"] = 0.9 * kept.get("mean", 0.0) + 0.1 * row(index)
+    return row(index) - kept["mean"]
+
+
+def padded_in_a_buffer(index: int, kept: dict[str, Any]) -> torch.Tensor:
+    kept["buffer"][: 1 + index % 4] = row(index)[: 1 + index % 4]
+    return kept["buffer"]
+
+
+def counted(index: int, kept: dict[str, Any]) -> list[int]:
+    kept["count"] = kept.get("count", 0) + 1
+    return [kept["count"], 0, 0, 0]
+
+
+DEPENDENT: dict[str, Any] = {
+    "numpy's generator": lambda i, kept: row(i) + kept["numpy"].normal(),
+    "torch's generator": lambda i, kept: row(i) + torch.randn(4, generator=kept["torch"]),
+    "running mean": running_mean,
+    "previous if corrupt": previous_if_corrupt,
+    "padded in a buffer": padded_in_a_buffer,
+    "counted": counted,
+}
+
+
+def cached(index: int, kept: dict[str, Any]) -> torch.Tensor:
+    return kept["cache"].setdefault(index, row(index) + torch.randn(4))
+
+
+def own_generator_seeded_anew(index: int, kept: dict[str, Any]) -> torch.Tensor:
+    kept["torch"].manual_seed(int(torch.randint(2**62, ())))
+    return row(index) + torch.randn(4, generator=kept["torch"])
+
+
+INDEPENDENT: dict[str, Any] = {
+    "torch": lambda i, _: row(i) + torch.randn(4),
+    "numpy": lambda i, _: row(i) + np.random.randn(),
+    "random": lambda i, _: row(i) + random.random(),
+    "cached": cached,
+    "seeded anew": own_generator_seeded_anew,
+    "not finite": lambda i, _: row(i) * float("nan"),
+    "whole": lambda i, _: [i, 0, 0, 0],
+}
+
+
+@pytest.mark.parametrize("name", DEPENDENT)
+def test_items_that_depend_on_those_before_are_refused(make: Make, name: str) -> None:
+    """One example moved the sum by up to nine bounds, through the items read after it."""
+    with pytest.raises(UserError, match=r"^dataset: item \d+ differs when it is read again"):
+        make(dataset=Changing(DEPENDENT[name]))
+
+
+@pytest.mark.parametrize("name", INDEPENDENT)
+def test_items_that_draw_from_global_generators_or_are_cached_are_accepted(name: str) -> None:
+    Items(Changing(INDEPENDENT[name])).require_independent()
+
+
+def test_reading_again_leaves_the_global_generators_as_they_were() -> None:
+    torch.manual_seed(1)
+    expected = torch.randn(1)
+    torch.manual_seed(1)
+    Items(Changing(INDEPENDENT["torch"])).require_independent()
+    assert torch.randn(1) == expected
+
+
+@pytest.mark.parametrize(("seconds", "reads"), [(0.0, 19), (60.0, 2001)])
+def test_a_large_data_set_is_read_again_in_part(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, reads: int
+) -> None:
+    monkeypatch.setattr(examples, "REREAD_SECONDS", seconds)
+    seen: list[int] = []
+
+    def read(index: int, _: dict[str, Any]) -> float:
+        seen.append(index)
+        return 0.0
+
+    items = Items(Changing(read, length=100_000))
+    items.empty_batch()  # as `make_private` does first
+    seen.clear()
+    items.require_independent()
+    assert len(seen) == reads
+    in_order = sorted(set(seen))
+    widest = max(np.diff([*in_order, 100_000]))
+    assert widest < 4 * 100_000 / len(in_order)

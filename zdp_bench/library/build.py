@@ -171,6 +171,7 @@ def make_private(
         warn_of(delta, units.count)
 
     empty_batch = examples.empty_batch()
+    examples.require_independent()
     example_loss = per_example(loss)
     empty_inputs, _ = empty_batch
     problem = Problem(model, example_loss, plan.sampling, seed or 0, empty_inputs)

@@ -1,12 +1,20 @@
-"""`Items`: batches of the examples in any map-style dataset."""
+"""`Items`: batches of the examples in any map-style dataset.
+
+Clipping bounds what an example does through its own gradient, not what it does to other items. If
+an item depends on those read before it, one example can change all later ones. Such state may be
+anywhere, so `require_independent` reads items twice, after different ones.
+"""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,10 +24,15 @@ from torch.utils.data import IterableDataset, default_collate
 
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch
+from zdp_bench.gradients.losses import are_alike, preserve_random_state, set_seed
 from zdp_bench.gradients.parts import leaves_of, map_leaves, pack, unpack
 from zdp_bench.training.checkpoint import state_digest
 
 DIGEST_BATCH = 256  # number of examples that are hashed at once
+# Number of items that are read twice: at least, at most, and no more after this time.
+MIN_REREAD = 8
+MAX_REREAD = 1000
+REREAD_SECONDS = 2.0
 IMMUTABLE = (bool, int, float, complex, str, bytes, np.generic)
 
 
@@ -137,6 +150,39 @@ class Items:
         inputs, targets = (map_leaves(lambda leaf: leaf[:0], part) for part in first_and_last)
         return inputs, targets
 
+    def require_independent(self) -> None:
+        """Reject a dataset in which an item depends on those that were read before it.
+
+        Of up to 1,000 items, spread over the dataset, each is read twice, after different items and
+        with the same seed of the global random generators. Slow items are read for up to 2 seconds,
+        but at least 8 of them. This does not detect items that are computed from other items.
+
+        Raises:
+            UserError: An item differed when it was read again.
+        """
+        order = _spread(len(self), MAX_REREAD)
+        end = time.monotonic() + REREAD_SECONDS
+        with preserve_random_state():
+            first_read = self._read_seeded(order[0])
+            for position, (index, other) in enumerate(pairwise([*order, order[0]])):
+                other_read = self._read_seeded(other)
+                if not _are_same(first_read, self._read_seeded(index)):
+                    raise UserError(
+                        f"dataset: item {index:,} differs when it is read again after other items, "
+                        "although torch's, NumPy's and random's global generators had the same "
+                        "seed, so one example could change others: draw random numbers from these "
+                        "generators, or seed your own from them in __getitem__, and keep no state "
+                        "between items."
+                    )
+                first_read = other_read
+                if position >= MIN_REREAD and time.monotonic() > end:
+                    break
+
+    def _read_seeded(self, index: int) -> Batch:
+        """Return an example, read with a fixed seed of the global random generators."""
+        set_seed(index)
+        return self.batch([index])
+
     def describe(self) -> str:
         """Return the dtype and shape of a batch of inputs, such as 'float32 [n, 3, 32, 32]'."""
         leaves = leaves_of(self.empty_batch()[0])
@@ -154,6 +200,35 @@ class Items:
         return chain.hexdigest()
 
 
+def _spread(length: int, max_count: int) -> list[int]:
+    """Return up to `max_count` different indices below `length`, spread over it, from the first.
+
+    Any part of the list from its start is also spread.
+    """
+    stride = max(1, round(length * (math.sqrt(5) - 1) / 2))  # successive ones are far apart
+    while math.gcd(stride, length) > 1:
+        stride += 1
+    return [position * stride % length for position in range(min(length, max_count))]
+
+
+def _are_same(batch: Batch, other: Batch) -> bool:
+    """Return True if two batches have the same tensors, apart from the rounding of numbers."""
+    pairs = list(zip(_leaves(batch), _leaves(other), strict=False))
+    for leaf, other_leaf in pairs:
+        is_exact = not (leaf.is_floating_point() or leaf.is_complex())
+        if is_exact and not torch.equal(leaf, other_leaf):
+            return False
+        if not is_exact and not are_alike(leaf, other_leaf, leaf):
+            return False
+    return _dtypes(batch) == _dtypes(other)
+
+
+def _leaves(batch: Batch) -> Iterator[Tensor]:
+    """Yield each tensor in a batch."""
+    for part in batch:
+        yield from leaves_of(part)
+
+
 def _dtypes(batch: Batch) -> list[torch.dtype]:
     """Return the dtype of each tensor in a batch."""
-    return [leaf.dtype for part in batch for leaf in leaves_of(part)]
+    return [leaf.dtype for leaf in _leaves(batch)]
