@@ -251,6 +251,16 @@ def teacher(net: Any, x: Tensor) -> Tensor:
     return net.student(x) + net.teacher(x).detach()
 
 
+class Doubling(nn.Module):
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return loss(outputs.mul_(2), targets)
+
+
+def doubling_in_a_loop(outputs: Tensor, targets: Tensor) -> Tensor:
+    doubled = outputs.mul_(2)
+    return loss(doubled, targets) if float(doubled.detach().sum()) < 1e9 else loss(outputs, targets)
+
+
 HONEST: dict[str, Callable[[], dict[str, Any]]] = {
     "a pass that writes into its inputs": lambda: {
         "model": Made(lambda net, x: net.last(x.div_(2)), last=nn.Linear(4, CLASSES))
@@ -276,6 +286,9 @@ HONEST: dict[str, Callable[[], dict[str, Any]]] = {
     "len(x)": lambda: {
         "model": Made(lambda net, x: net.last(x).view(len(x), -1), last=nn.Linear(4, CLASSES))
     },
+    "a loss that writes into the outputs": lambda: {"loss": lambda o, t: loss(o.mul_(2), t)},
+    "a loss module that writes into the outputs": lambda: {"loss": Doubling()},
+    "a loss that writes into the outputs and takes no vmap": lambda: {"loss": doubling_in_a_loop},
 }
 
 
@@ -362,6 +375,7 @@ def conjugated() -> nn.Module:
     return Made(lambda net, x: (x.to(torch.complex64) @ net.weight).abs(), weight=weight)
 
 
+WITHOUT_OUTPUTS = "^the loss of an example does not change with the model's outputs"
 KEEPS = "output for an example changes once others have been processed, so the model keeps"
 
 
@@ -377,6 +391,9 @@ KEEPS = "output for an example changes once others have been processed, so the m
         ({"model": overwritten}, "the model has no gradient: torch raises: one of the variables"),
         ({"loss": contrastive}, r"compares the examples of a batch.*\(\(a, b\), target\)"),
         ({"loss": lambda o, t: [loss(o, t)]}, "the loss gives list for 1 example"),
+        ({"loss": lambda o, t: loss(o.detach(), t)}, WITHOUT_OUTPUTS),
+        ({"loss": lambda o, t: (o.argmax(1) != t).float()}, WITHOUT_OUTPUTS),
+        ({"loss": lambda o, t: loss(torch.tensor(o.detach().tolist()), t)}, WITHOUT_OUTPUTS),
         ({"loss": "cross_entropy"}, "give a function of"),
         ({"model": lambda: between(weight_norm(nn.Linear(6, 6)))}, "layer '1' .*weight_norm wri"),
         ({"model": autocast}, "'inside' .* runs under torch.autocast.*precision=\"bf16\""),
@@ -404,6 +421,22 @@ def test_the_true_reason_is_given_in_pythons_words(
     with pytest.raises(UserError, match=sentence) as said:
         make(**changed)
     assert not [key for key in ("algorithm.", "trainer.", "privacy.") if key in str(said.value)]
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_that_a_parameter_gets_later_is_refused_before_a_step_counts(
+    make: Make, register: str
+) -> None:
+    """Steps were taken without it, in silence."""
+    model = network()
+    private = make(model)
+    train(private, most=1)
+    handle = getattr(model[0].weight, register)(lambda gradient: None)
+    with pytest.raises(UserError, match=r"^parameter '0\.weight' has a hook"):
+        train(private, most=1)
+    assert private.ledger.releases == 1
+    handle.remove()
+    train(private, most=1)
 
 
 def test_a_model_that_begins_to_keep_something_later_takes_no_step(make: Make) -> None:

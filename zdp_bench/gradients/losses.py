@@ -2,8 +2,8 @@
 
 Clipping bounds an example's effect through its own loss. It bounds nothing if that loss also
 depends on other examples: on their outputs, their targets, or their number. No loss is therefore
-called on a batch of several examples, unless it provably keeps them apart. A loss gets a copy of
-the targets, so that it cannot change them for a later call.
+called on a batch of several examples, unless it provably keeps them apart. A loss gets copies of
+outputs and targets, so that it cannot change them for a later call.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class PerExample:
         may need what the loss has stored there, such as the numbers of a NumPy buffer.
         """
         seeds = draw_seeds(len(outputs))
-        first = outputs[:1].detach().clone(), targets[:1], seeds[0]
+        first = outputs[:1].detach(), targets[:1], seeds[0]
         examples = zip(split_batch((outputs, targets)), seeds, strict=True)
         rows = []
         with preserve_random_state([outputs.device] if outputs.device.type == "cuda" else []):
@@ -308,7 +308,7 @@ class PerExample:
 
     def compute_one(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss [1] of a batch of one example."""
-        losses = self._fresh_loss()(outputs, unpack(targets.clone()))
+        losses = self._fresh_loss()(outputs.clone(), unpack(targets.clone()))
         if not isinstance(losses, Tensor):
             description = type(losses).__name__
         elif not losses.is_floating_point():

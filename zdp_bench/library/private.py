@@ -50,7 +50,7 @@ from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.evaluation import DIVERGED, GROWTH, WATCHED
 from zdp_bench.training.interrupts import explain_write_errors, stop_signals
 from zdp_bench.training.machine import arithmetic
-from zdp_bench.training.model_checks import Checked
+from zdp_bench.training.model_checks import Checked, require_no_hooks
 from zdp_bench.training.model_checks.state import (
     WeightsChangedError,
     WeightVersions,
@@ -415,7 +415,7 @@ class Private:
         self._earlier = starts.merge([*self._earlier, *found])
 
     def _check_trained(self, parameters: dict[str, nn.Parameter]) -> None:
-        """Reject a model whose trained parameters are not those that were checked."""
+        """Reject a model whose parameters have hooks, or are not those that were checked."""
         before = self._checked_parameters
         now = _trained_parameters(parameters)
         names = now.keys() | before.keys()
@@ -426,6 +426,7 @@ class Private:
                 "checked the model: call make_private again with another ledger, and state the ε "
                 "of both trainings, private.epsilon_with(...)."
             )
+        require_no_hooks(parameters)
         require_held(parameters, self.optimizer)
 
     def _sync(self) -> None:

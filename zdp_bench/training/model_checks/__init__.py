@@ -103,7 +103,7 @@ def check(
     """
     device = next(model.parameters()).device
     example_loss = per_example(loss)
-    _refuse_parameter_hooks(model)
+    require_no_hooks(dict(model.named_parameters()))
     _refuse_by_kind(model)
     devices = [device] if device.type == "cuda" else []
     with ExitStack() as contexts:
@@ -142,9 +142,9 @@ def _explaining_ones(state: State) -> Iterator[None]:
         raise DomainError(f"{error} Examples run one at a time, because {state.alone}.") from None
 
 
-def _refuse_parameter_hooks(model: nn.Module) -> None:
+def require_no_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
     """Reject hooks on parameters, which run only if autograd writes their gradients."""
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters.items():
         hooks = parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
         if hooks:
             raise UserError(
@@ -279,11 +279,12 @@ def _check_losses(
         output = reference.compute_outputs(model, batch[0]).detach()
     losses = require_outputs_alone(model, example_loss, output, targets)
     if isinstance(example_loss.loss, nn.Module):
-        require_loss_keeps_nothing(example_loss.loss, output[:1], unpack(targets[:1].clone()))
+        copied = output[:1].clone(), unpack(targets[:1].clone())
+        require_loss_keeps_nothing(example_loss.loss, *copied)
     _require_same_losses(example_loss, output, targets)
     with torch.enable_grad():
         try:
-            batch_losses = example_loss.loss(output, unpack(targets.clone()))
+            batch_losses = example_loss.loss(output.clone(), unpack(targets.clone()))
         except Exception:
             batch_losses = losses  # a failure does not matter: in training, it never gets a batch
         mixes = not isinstance(batch_losses, Tensor) or not are_alike(losses, batch_losses, losses)
@@ -296,6 +297,13 @@ def _check_losses(
                 "bounded: make the pair that is compared one example, ((a, b), target), and let "
                 "the model take both."
             )
+        losses = example_loss(output.detach().requires_grad_(), targets)
+    if not losses.requires_grad:
+        raise DomainError(
+            "the loss of an example does not change with the model's outputs, so that noise alone "
+            "would train the model: compute it from the outputs without detach(), argmax or "
+            "comparisons on the way."
+        )
     if mixes:
         log.warning(
             "the loss of an example depends on its batch: it is computed for each example "
