@@ -389,6 +389,21 @@ def test_only_the_first_of_several_examples_is_passed_again_with_its_random_numb
     assert (len(seeds), len({*seeds})) == (passes, count)
 
 
+def test_what_torch_func_computes_with_another_shape_is_passed_one_by_one() -> None:
+    """`linalg.solve` of a matrix without examples returns as many rows as there are examples."""
+    torch.manual_seed(0)
+    model = Made(
+        lambda net, x: torch.linalg.solve(net.weight + 4 * torch.eye(3), x),
+        weight=nn.Parameter(torch.randn(3, 3)),
+    )
+    inputs, targets = torch.randn(5, 3, 3), torch.randn(5)
+    gradients = reference.per_sample_gradients(model, loss, (inputs, targets))["weight"]
+    for example, target, gradient in zip(inputs, targets, gradients, strict=True):
+        example_loss = loss(model(example[None]), target[None]).sum()
+        (expected,) = torch.autograd.grad(example_loss, model.weight)
+        torch.testing.assert_close(gradient, expected)
+
+
 def test_a_first_output_is_that_of_one_example() -> None:
     batch = torch.randn(3, WIDTH), torch.arange(3)
     output, target = reference.compute_first_output(nn.Linear(WIDTH, 2), batch)

@@ -190,6 +190,8 @@ def _differentiate_by_vmap(
     ) -> Tensor:
         tensors = fixed | {path: values[name] for path, name in trained_names.items()}
         outputs = functional_call(module, tensors, (x.unsqueeze(0),), tie_weights=False)
+        if len(outputs) != 1:  # as torch 2.11 does for `linalg.solve(weight, x)`
+            raise RuntimeError("torch.func returns several rows for one example")
         return loss.compute_one(outputs, y.unsqueeze(0)).sum()
 
     gradients: dict[str, Tensor] = map_rows(

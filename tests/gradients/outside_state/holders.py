@@ -304,6 +304,11 @@ def in_a_global_by_its_name(value: float) -> float:
     return float(variables["largest_so_far"])
 
 
+def in_a_global_by_its_name_in_code(value: float) -> float:
+    exec("global largest_so_far; largest_so_far = max(largest_so_far, value)")
+    return float(eval("max(largest_so_far, value)"))
+
+
 def in_a_module_by_its_name(value: float) -> float:
     return in_an_object(importlib.import_module("tests.gradients.harness"))(value)
 
@@ -621,6 +626,7 @@ HOLDERS: dict[str, Callable[[], Largest]] = {
     "a partial method": lambda: WithMethodsOfFunctools().partial,
     "a dispatched method": lambda: WithMethodsOfFunctools().dispatched,
     "a global by its name": lambda: in_a_global_by_its_name,
+    "a global by its name in code": lambda: in_a_global_by_its_name_in_code,
     "a module by its name": lambda: in_a_module_by_its_name,
     "a large dictionary": in_a_large_dictionary,
     "a module": in_a_module,

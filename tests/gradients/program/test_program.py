@@ -179,6 +179,18 @@ def test_a_model_within_hooks_for_saved_tensors_runs_alone() -> None:
         make(model_of(lambda net, x: x * net.weight), X)
 
 
+BY_NAME: dict[str, Callable[..., Tensor]] = {
+    "chunk": lambda net, x: torch.chunk(input=x, chunks=2, dim=1)[0] * net.weight,
+    "take_along_dim": lambda net, x: torch.take_along_dim(input=x, indices=x.argsort(dim=1), dim=1),
+    "cdist": lambda net, x: torch.cdist(x1=x[:, None], x2=net.weight.expand(3, 4))[:, 0],
+}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_functions_take_their_arguments_by_name(name: str) -> None:
+    assert make(model_of(BY_NAME[name]), X)
+
+
 STEP_OF_A_FORK = """
 import os
 import torch

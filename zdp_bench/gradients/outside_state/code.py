@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import types
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from functools import lru_cache
 from typing import Any
 
 from zdp_bench.gradients.outside_state.content import MISSING, Content, content_of, is_library
+
+RUNS_STRINGS = {"eval", "exec"}
+NAME = re.compile(r"[^\W\d]\w*")
 
 
 @content_of.register
@@ -34,12 +38,15 @@ def _(function: types.FunctionType) -> Content:
 def _names_in(code: types.CodeType) -> frozenset[str]:
     """Return the names of global variables and attributes in a function and in those within it.
 
-    Strings are included, because the code may look a variable or module up by its name.
+    Strings are included, because the code may look a variable or module up by its name. So are
+    the names within them if they may be code.
     """
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, str):
             names.add(constant)
+            if not RUNS_STRINGS.isdisjoint(code.co_names):
+                names.update(NAME.findall(constant))
         elif isinstance(constant, types.CodeType):
             names |= _names_in(constant)
     return frozenset(names)
