@@ -354,6 +354,13 @@ def test_the_law_of_a_patients_examples_is_whole(drawn: Mixture) -> None:
     assert (weights.sum(), weights @ range(4)) == pytest.approx((1, 3 * 0.2))
 
 
+def test_of_a_patient_in_a_cycle_only_an_examples_epsilon_is_known() -> None:
+    cyclic = Mechanism.of_z(1.3, Sampling("poisson", 0.05, 50.0, 1000, 2))
+    own = tight_epsilon(cyclic, 40, DELTA)
+    assert acc.patient_interval(cyclic, 2, 40, DELTA) == (own, math.inf)
+    assert acc.patient_interval(cyclic, 2, 0, DELTA) == (0.0, 0.0)
+
+
 def test_patients_of_many_examples() -> None:
     """The 2024 paper's patients have 80 slices: finite, and far more than an example's."""
     release = mechanism(2.2, 24 / 3520, records=3520)

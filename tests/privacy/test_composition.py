@@ -142,7 +142,7 @@ def test_of_a_cycle_an_example_is_in_one_step_and_a_patient_perhaps_in_all(
     of_one = SpentSteps(1.0, poisson(0.05), 25)
     together = compose_epsilon([of_one, *others], DELTA)
     assert compose_epsilon([in_cycles, *others], DELTA) == together < math.inf
-    of_two = replace(in_cycles, examples=2)
+    of_two = SpentSteps(1.0, replace(poisson(0.05), cycle=2), 98, examples=2)
     assert compose_epsilon([of_two, *others], DELTA) == math.inf
 
 

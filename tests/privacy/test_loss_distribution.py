@@ -203,6 +203,16 @@ def test_an_epsilon_by_moments_is_the_same_from_version_to_version(
     assert module._epsilon_by_moments(parts, delta) == pytest.approx(expected, rel=1e-7)
 
 
+@pytest.mark.parametrize(("share", "by_moments"), [(0.4, False), (0.5, False), (0.51, True)])
+def test_moments_bound_epsilon_where_rounding_may_hide_more_than_half_of_delta(
+    monkeypatch: pytest.MonkeyPatch, share: float, by_moments: bool
+) -> None:
+    monkeypatch.setattr(module, "_fft_rounding", lambda _: share * 1e-3)
+    monkeypatch.setattr(module, "_epsilon_by_moments", lambda *_: -1.0)
+    found = module._epsilon([(normal_losses(0.3), 2)], 1e-3)
+    assert (found == -1.0) == by_moments
+
+
 @pytest.mark.parametrize("delta", [1e-5, 1e-13])
 def test_what_composing_cuts_off_is_little_beside_delta(delta: float) -> None:
     """It counts as disclosure, so ε grows by it."""

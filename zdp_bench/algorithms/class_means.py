@@ -300,7 +300,7 @@ class ClassMeansFirst(FixedBound):
             return super().postprocess(noisy, expected_batch_size)
         weights = self.sums.layer.weight.detach().double()
         earlier_sum = weights * (self.carried["length"] / SCALE)
-        total = noisy[self.sums.weight].double() + earlier_sum
+        total = noisy[self.sums.weight] + earlier_sum  # in float64
         self.carried["started"] += 1
         self.carried["length"] = float(total.norm())
         return self.sums.weights_along(total, SCALE)
