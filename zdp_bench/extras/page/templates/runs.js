@@ -199,7 +199,7 @@ $("scatter-figure").hidden = !metrics.length;
 
 function folded([title, indices]) {
   const cell = (textContent) => element("td", { textContent });
-  const row = ([key, value]) => element("tr", {}, cell(key), cell(value === null ? "null" : String(value)));
+  const row = ([key, value]) => element("tr", {}, cell(key), cell(value === Infinity ? "∞" : String(value)));
   const body = element("tbody", {}, ...indices.map((index) => row(PAGE.pairs[index])));
   const head = element("summary", {}, element("h3", { textContent: title }));
   return element("details", { className: "section", open: true }, head, element("table", { className: "pairs" }, body));
