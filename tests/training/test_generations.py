@@ -12,9 +12,11 @@ from tests.accounting import by_dp_accounting
 from tests.training.test_budget import begin
 from tests.training.test_run import carry_out, kill_after, weights_of
 from zdp_bench.errors import UserError
+from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.ledger_lines import chain, make_line, read_ledger
 from zdp_bench.report.budget import sheet
 from zdp_bench.training import run
+from zdp_bench.training.deletion import delete
 from zdp_bench.training.run import Outcome
 from zdp_bench.training.spending import find_spendings
 
@@ -205,6 +207,48 @@ def test_a_folder_that_was_renamed_counts_under_its_new_name(tmp_path: Path) -> 
     (line,) = sheet(find_spendings(tmp_path)[0], None, [], tmp_path).numbers
     expected = epsilon_of(2 * STEPS, privacy)
     assert (line["runs"], line["epsilon"]) == (2, pytest.approx(expected, rel=3e-3))
+
+
+def rename_and_kill(results: Path) -> None:
+    home = home_of(results)
+    forget_record(home)
+    home.rename(results / "runs" / "elsewhere")
+
+
+ELSEWHERE: dict[str, Callable[[Path], object]] = {
+    "renamed": lambda results: home_of(results).rename(results / "runs" / "elsewhere"),
+    "renamed before its end": rename_and_kill,
+    "moved out of runs": lambda results: home_of(results).rename(results / "backup"),
+    "deleted": lambda results: delete(home_of(results)),
+}
+
+
+@pytest.mark.parametrize("same_machine", [True, False])
+@pytest.mark.parametrize("way", ELSEWHERE)
+def test_the_noise_of_a_ledger_elsewhere_is_drawn_again_for_the_same_bits_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, same_machine: bool
+) -> None:
+    """Rounded otherwise, the difference of two sums with the same noise would be released."""
+    first = weights_of(carry_out(tmp_path, *WORDS))
+    ELSEWHERE[way](tmp_path)
+    if not same_machine:
+        monkeypatch.setattr(run, "execution_digest", lambda *_: "another machine")
+    second = weights_of(carry_out(tmp_path, *WORDS))
+    differs = any((first[name] != second[name]).any() for name in first)
+    assert differs == (not same_machine)
+
+
+def test_a_start_covers_the_machine_of_every_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts, join = [], run.join_digests
+    for other_rank in ("one machine", "another machine", ""):
+        with monkeypatch.context() as patch:
+            patch.setattr(run, "join_digests", lambda own, other=other_rank: join([*own, other]))
+            patch.setattr(Ledger, "choose_generation", lambda _, *start: starts.append(start[0]))
+            carry_out(tmp_path, *WORDS, "force=true")
+    assert len({*starts}) == 3
+    assert starts[2] == "", "a rank without reproducible bits"
 
 
 @pytest.mark.parametrize("name", ["ledger.jsonl.1", "old/ledger.jsonl", "nodes/00/a.txt"])

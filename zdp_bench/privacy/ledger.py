@@ -46,7 +46,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from zdp_bench import disk
@@ -74,6 +74,49 @@ from zdp_bench.privacy.tally import Position, ReleasedSteps, SetAsideTally, Tall
 
 MIN_SYNC_INTERVAL = 0.2  # seconds between two fsyncs of the file
 TAIL_BYTES = 4096  # bytes at the end of a file by which it is compared with the file when closed
+
+
+class KnownStarts:
+    """The recorded starts of generations, and the revocations of starts."""
+
+    def __init__(self, entries: Iterable[Start | Revocation] = ()) -> None:
+        # (execution digest, step, state digest) of a start -> generations that follow it
+        self._generations: dict[tuple[str, int, str], list[str]] = {}
+        self._revoked: dict[str, int] = {}  # generation -> last step whose start is revoked
+        for entry in entries:
+            self.remember(entry)
+
+    def __bool__(self) -> bool:
+        return bool(self._generations)
+
+    def remember(self, entry: Start | Revocation) -> None:
+        """Remember a recorded start, or that the starts of a generation are revoked.
+
+        A revocation may be read before or after the starts that it revokes, because ledgers that
+        were set aside may be in any order.
+        """
+        if isinstance(entry, Revocation):
+            last_step = self._revoked.get(entry.generation, -1)
+            self._revoked[entry.generation] = max(last_step, entry.step)
+        else:
+            key = entry.execution_digest, entry.step, entry.state_digest
+            self._generations.setdefault(key, []).append(entry.generation)
+
+    def find_generation(
+        self,
+        execution_digest: str,
+        step: int,
+        state_digest: str,
+    ) -> str | None:
+        """Return the generation that follows a start; None if it was not recorded, or revoked.
+
+        If several generations follow, return the one that was read last.
+        """
+        generations = self._generations.get((execution_digest, step, state_digest), [])
+        for generation in reversed(generations):
+            if step > self._revoked.get(generation, -1):
+                return generation
+        return None
 
 
 class Ledger(Tally):
@@ -176,17 +219,14 @@ class Ledger(Tally):
         self.facts = self._head.facts
         self._digest = BEGINNING
         self._steps_of_file = ReleasedSteps()
-        # (execution digest, step, state digest) of a recorded start -> generations that follow it
-        self._starts: dict[tuple[str, int, str], list[str]] = {}
-        self._revoked: dict[str, int] = {}  # generation -> last step whose start is revoked
-        for entry in self._aside_tally.starts:
-            self._remember(entry)
+        self._starts = KnownStarts(self._aside_tally.starts)
 
     def choose_generation(
         self,
         execution_digest: str,
         step: int,
         state_digest: str,
+        find_other_ledgers: Callable[[], list[Path]] = list,
     ) -> None:
         """Continue the generation of the recorded start that matches, or begin a new generation.
 
@@ -198,19 +238,28 @@ class Ledger(Tally):
                 for bit.
             step: number of the next step.
             state_digest: digest of weights, optimizer and schedule.
+            find_other_ledgers: finds ledgers of this training at other places, which do not count
+                here. It is called only if this ledger is new. Their noise is drawn again only for
+                provably the same releases.
         """
         if not self.repeatable:
             return
-        generation = self._find_generation(execution_digest, step, state_digest)
+        start = execution_digest, step, state_digest
+        generation = self._starts.find_generation(*start)
         has_earlier_generation = self._spans or self._starts or self._digest_of_aside
         if generation is not None:
             self.generation = generation
-        elif has_earlier_generation:  # the first generation is ""
+        elif has_earlier_generation:
             # Named by all that came before it, so that no two generations share their noise.
-            start = f"{execution_digest}:{step}:{state_digest}"
-            text = f"{self._digest}:{self._digest_of_aside}:{start}"
+            before = f"{self._digest}:{self._digest_of_aside}"
+            text = f"{before}:{execution_digest}:{step}:{state_digest}"
             self.generation = hashlib.sha256(text.encode()).hexdigest()[:32]
             self.counted_again = self._count_steps_from(step)
+        elif other_ledgers := find_other_ledgers():
+            known_starts = KnownStarts(SetAsideTally(other_ledgers).starts)
+            generation = known_starts.find_generation(*start)
+            self.generation = secrets.token_hex(16) if generation is None else generation
+        # else, the first generation, "", begins
         self.record_start(execution_digest, step, state_digest)
 
     def _count_steps_from(self, step: int) -> int:
@@ -240,7 +289,7 @@ class Ledger(Tally):
             step: number of the next step.
             state_digest: see `choose_generation`.
         """
-        is_recorded = self._find_generation(execution_digest, step, state_digest) is not None
+        is_recorded = self._starts.find_generation(execution_digest, step, state_digest) is not None
         if execution_digest and self.repeatable and not is_recorded:
             self._write_line(Start(execution_digest, step, state_digest, self.generation))
 
@@ -252,35 +301,6 @@ class Ledger(Tally):
         """
         if self.repeatable:
             self._write_line(Revocation(self.generation, step))
-
-    def _remember(self, entry: Start | Revocation) -> None:
-        """Remember a recorded start, or that the starts of a generation are revoked.
-
-        A revocation may be read before or after the starts that it revokes, because ledgers that
-        were set aside may be in any order.
-        """
-        if isinstance(entry, Revocation):
-            last_step = self._revoked.get(entry.generation, -1)
-            self._revoked[entry.generation] = max(last_step, entry.step)
-        else:
-            key = entry.execution_digest, entry.step, entry.state_digest
-            self._starts.setdefault(key, []).append(entry.generation)
-
-    def _find_generation(
-        self,
-        execution_digest: str,
-        step: int,
-        state_digest: str,
-    ) -> str | None:
-        """Return the generation that follows a start; None if it was not recorded, or revoked.
-
-        If several generations follow, return the one that was read last.
-        """
-        generations = self._starts.get((execution_digest, step, state_digest), [])
-        for generation in reversed(generations):
-            if step > self._revoked.get(generation, -1):
-                return generation
-        return None
 
     def append(
         self,
@@ -464,7 +484,7 @@ class Ledger(Tally):
         elif isinstance(entry, Step):
             self._count_file_step(entry)
         else:
-            self._remember(entry)
+            self._starts.remember(entry)
         if entry.is_chained:
             self._digest = chain(self._digest, entry)
 

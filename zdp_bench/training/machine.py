@@ -35,6 +35,8 @@ from zdp_bench.errors import UserError, is_for_python, setting, unknown
 from zdp_bench.nn.precision import REGIONS, float32_products, region_of
 
 PRECISIONS = ("tf32", "bf16")
+# Environment variables with these prefixes choose the kernels of a product on a CPU.
+KERNELS = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_CPU_")
 
 Plugins = Sequence[tuple[str, str]]  # (kind, name) of each plug-in that a run uses
 
@@ -224,17 +226,40 @@ def execution_digest(
     if device.type != "cpu" and not deterministic:
         return ""
     libraries = {name: _version(name) for name in ("torch", "numpy", "scipy", "cryptography")}
-    chip = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else torch.backends.cpu.get_cpu_capability()
-    )
+    if device.type == "cuda":
+        chip = torch.cuda.get_device_name(device)
+    else:
+        # Kernels are chosen by the model, not only by its instructions.
+        chip = f"{processor_name()} {torch.backends.cpu.get_cpu_capability()}"
+    kernels = {key: os.environ[key] for key in sorted(os.environ) if key.startswith(KERNELS)}
     machine = device.type, chip, platform.machine(), torch.get_num_threads()
-    facts = code_digest(plugins), libraries, *machine, ranks, micro_batch
+    facts = code_digest(plugins), libraries, *machine, ranks, micro_batch, kernels
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
+def join_digests(digests: Sequence[str]) -> str:
+    """Return one digest of the execution digests of all ranks; empty if one of them is."""
+    if not all(digests):
+        return ""
+    if len(digests) == 1:
+        return digests[0]
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()
+
+
 _version = cache(version)  # each call takes a millisecond
+
+
+@cache
+def processor_name() -> str:
+    """Return the model of the CPU or, if it is not known, its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    for line in lines:
+        if line.startswith("model name"):
+            return line.split(":")[1].strip()
+    return platform.machine()
 
 
 def code_digest(plugins: Plugins) -> str:

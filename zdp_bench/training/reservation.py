@@ -29,6 +29,7 @@ def reserve(
     steps: int,
     home: Path,
     start_sources: frozenset[str] = frozenset(),
+    run: str | None = None,
 ) -> None:
     """Write what a run may spend to disk, unless `privacy.total_budget` would be exceeded.
 
@@ -42,6 +43,7 @@ def reserve(
         steps: largest number of releases that the run may make.
         home: the run's folder.
         start_sources: files that the run's starting weights were trained on.
+        run: digest of the run.
 
     Formal guarantees: a run with a total budget starts only if the tight ε of itself and all runs
     in the results folder that may share examples with it (`Spending.may_share`) is within the
@@ -53,7 +55,7 @@ def reserve(
     from zdp_bench.training.run_folder import only_one_process
 
     plan = _plan_of(config, data, mechanism, steps)
-    plan = replace(plan, start_sources=" ".join(sorted(start_sources)) or None)
+    plan = replace(plan, start_sources=" ".join(sorted(start_sources)) or None, run=run)
     with only_one_process(config.results / "runs" / ".spending"):
         if config.privacy.total_budget is not None:
             _require_within(config, spending_of(plan, home, parse_files(plan.sources)))

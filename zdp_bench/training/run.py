@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,6 +55,7 @@ from zdp_bench.training.machine import (
     environment,
     execution_digest,
     foreign_code,
+    join_digests,
     peak_memory,
     pick_device,
 )
@@ -63,6 +65,7 @@ from zdp_bench.training.public_start import run_digest_of
 from zdp_bench.training.reservation import reserve
 from zdp_bench.training.run_folder import Outcome, find_or_run, open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, load_data
+from zdp_bench.training.spending import find_other_ledgers
 from zdp_bench.training.step import Training, private_step
 
 log = logging.getLogger(__name__)
@@ -208,6 +211,7 @@ class CentralSteps:
             repeatable=not config.privacy.secure,
             checkpoint_position=checkpoint_position,
             start=loop.starting_point(),
+            find_other_ledgers=partial(find_other_ledgers, config.results, loop.run, loop.home),
             ranks=ranks,
             facts={"epsilon_of": epsilon_of(config, setup.data.unit)},
         )
@@ -261,6 +265,7 @@ class CentralSteps:
                 self.planned_releases,
                 self.loop.home,
                 setup.start.sources if setup.start else frozenset(),
+                run=self.loop.run,
             )
 
     def take(self, step: int) -> bool:
@@ -277,9 +282,10 @@ class CentralSteps:
 
     def save(self) -> None:
         """Write the checkpoint on rank 0; all ranks have the same weights."""
+        start = self.loop.starting_point()
         if self.loop.ranks.is_first:
             # Before the checkpoint, so that a process that loads it finds its start recorded.
-            self.ledger.record_start(*self.loop.starting_point())
+            self.ledger.record_start(*start)
             self.ledger.sync()
             self.loop.save(self.ledger.position)
 
@@ -376,15 +382,19 @@ class Loop:
         return setup.model.state_dict(), setup.optimizer.state_dict(), schedule, dict(self.carried)
 
     def starting_point(self) -> tuple[str, int, str]:
-        """Return the arguments of `Ledger.begin` for the next step."""
+        """Return the arguments of `Ledger.choose_generation` for the next step.
+
+        Every rank must call it, because the bits of a sum depend on the machine of each.
+        """
         config = self.setup.config
-        execution = execution_digest(
+        own_digest = execution_digest(
             config.plugins,
             self.setup.device,
             self.size.examples,
             self.ranks.size,
             config.execution.deterministic,
         )
+        execution = join_digests(self.ranks.gather(own_digest))
         return execution, self.step, checkpoint.state_digest(*self.states())
 
     def save(

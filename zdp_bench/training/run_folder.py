@@ -152,6 +152,7 @@ def open_ledger(
     repeatable: bool,
     checkpoint_position: Position | None,
     start: tuple[str, int, str] | None,
+    find_other_ledgers: Callable[[], list[Path]] = list,
     ranks: Ranks = ALONE,
     identity: str = "",
     facts: Mapping[str, str] | None = None,
@@ -164,7 +165,9 @@ def open_ledger(
         mechanism: mechanism of every step.
         repeatable: whether a step that is taken again has the same noise.
         checkpoint_position: end of the ledger at the last checkpoint; None without a checkpoint.
-        start: arguments of `Ledger.begin`. None if the training never repeats a step.
+        start: first arguments of `Ledger.choose_generation`. None if the training never repeats a
+            step.
+        find_other_ledgers: see `Ledger.choose_generation`.
         ranks: processes that take each step together.
         identity: what else must match; see `Ledger`.
         facts: properties that the mechanism does not cover; see `Ledger`.
@@ -183,7 +186,7 @@ def open_ledger(
     except LedgerError as error:
         raise UserError(f"{error}. Its ε cannot be trusted: {advice}.") from None
     if start is not None:
-        ledger.choose_generation(*start)
+        ledger.choose_generation(*start, find_other_ledgers)
     ranks.broadcast(ledger.copy())
     return ledger
 

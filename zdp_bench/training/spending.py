@@ -150,6 +150,43 @@ def _read_without_labels(home: Path) -> str:
     return records.format_json({**document, "labels": None})  # as text, NaN equals NaN
 
 
+def find_other_ledgers(results: Path, run: str, home: Path) -> list[Path]:
+    """Return the ledgers of a run in other folders: it was renamed, moved, copied or deleted.
+
+    Args:
+        results: the results folder.
+        run: digest of the run.
+        home: the run's folder or, at a federation's node, the node's folder.
+    """
+    ledgers = list[Path]()
+    for other, files in walk(results, on_error=_skip, first="runs"):
+        names = [name for name in files if ".jsonl" in name]
+        if not names or other == home or is_node(other) != is_node(home):
+            continue
+        is_of_same_node = not is_node(home) or other.name == home.name
+        if is_of_same_node and _digest_of_run(other) == run:
+            ledgers += [path for path in (other / name for name in names) if is_ledger(path)]
+    return ledgers
+
+
+def _skip(error: OSError) -> None:
+    """Leave out a folder that cannot be read; `find_spendings` reports it."""
+
+
+def _digest_of_run(home: Path) -> str | None:
+    """Return the digest of the run in a folder; None if the folder does not state it."""
+    folders = [home, run_of_node(home)] if is_node(home) else [home]
+    for folder in folders:
+        try:
+            if (folder / FILE).is_file() and (digest := read_plan(folder / FILE).run):
+                return digest
+            if record := records.read(folder / RECORD):
+                return record.run
+        except UserError:  # damaged; `find_spendings` reports it
+            continue
+    return None
+
+
 def read_spendings_of_recipe(config: Run, data: Splits) -> list[Spending]:
     """Return what the runs of a recipe have spent on `data`, as `zdp-bench budget` counts it."""
     data_set = config.dataset.name, data.digest, data.sources
@@ -249,7 +286,8 @@ def keep_spending(home: Path) -> Spending:
     data = Data(run.data.name, run.data.provenance, run.data.digest, title=run.data.title)
     files = format_files(Files(spending.sources, spending.owners))
     start_sources = planned.start_sources if planned else None
-    Plan(run.recipe, data, released, files, start_sources).write(home)
+    digest = _digest_of_run(home)
+    Plan(run.recipe, data, released, files, start_sources, digest).write(home)
     for node_home in node_homes:  # they would count again beside the run
         (node_home / FILE).unlink()
     return replace(spending, spent=replace(spending.spent, steps=steps))

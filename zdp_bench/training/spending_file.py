@@ -37,6 +37,7 @@ class Plan:
         sources: names of the data's files (`Splits.sources`), separated by spaces; None if unknown.
             A file whose owner the user states is followed by a colon and the owner's number.
         start_sources: names of the files that the run's starting weights were trained on, likewise.
+        run: digest of the run; None in files of older versions.
     """
 
     recipe: str
@@ -44,6 +45,7 @@ class Plan:
     privacy: Released
     sources: str | None = None
     start_sources: str | None = None
+    run: str | None = None
 
     def write(self, home: Path) -> None:
         """Write `spending.json` into a run's folder."""

@@ -35,6 +35,7 @@ from zdp_bench.nn.memory_format import channels_last
 from zdp_bench.report import papers
 from zdp_bench.report.number_format import rounded
 from zdp_bench.report.sheet import markdown_table
+from zdp_bench.training.machine import processor_name
 
 Row = dict[Any, Any]  # one side of one comparison, with its ratio to the baseline of the case
 COLUMNS = {
@@ -385,7 +386,7 @@ def as_markdown(table: str, rows: pd.DataFrame) -> str:
 def environment(threads: int) -> Row:
     """Return the machine, the number of threads, the versions and the date of a measurement."""
     facts = {
-        "device": f"cpu ({_find_processor()})",
+        "device": f"cpu ({processor_name()})",
         "threads": str(threads),
         "python": platform.python_version(),
     }
@@ -396,14 +397,3 @@ def environment(threads: int) -> Row:
             facts[name] = version(name)
     facts["date"] = datetime.now(UTC).date().isoformat()
     return facts
-
-
-def _find_processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    for line in lines:
-        if line.startswith("model name"):
-            return line.split(":")[1].strip()
-    return platform.machine()

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from zdp_bench.training.machine import execution_digest, foreign_code, pick_devi
 from zdp_bench.training.reservation import plan_spending, reserve
 from zdp_bench.training.run_folder import open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, count_units, load_data
-from zdp_bench.training.spending import read_spendings
+from zdp_bench.training.spending import find_other_ledgers, read_spendings
 from zdp_bench.training.spending_file import NODES
 from zdp_bench.training.step import Training, private_step
 
@@ -288,6 +288,7 @@ class Node:
             not self.config.privacy.secure,
             known_position,
             (execution, 0, ANY_WEIGHTS),
+            partial(find_other_ledgers, self.config.results, run, home),
             identity=f"node {self.number}",
         )
         try:
@@ -299,7 +300,14 @@ class Node:
                 # Other runs at this site count these releases from now on, even if this run is
                 # stopped. This run counts other runs afterwards, so two that begin at once count
                 # one another.
-                reserve(self.setup.config, self.setup.data, self.mechanism, self.reserved, home)
+                reserve(
+                    self.setup.config,
+                    self.setup.data,
+                    self.mechanism,
+                    self.reserved,
+                    home,
+                    run=run,
+                )
                 self.max_releases = self._affordable_after_other_runs(self.reserved, home)
         except BaseException:
             ledger.close()

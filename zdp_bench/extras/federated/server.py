@@ -53,7 +53,7 @@ from zdp_bench.training.step import descend
 
 MAX_NORM = 1e18  # its square still fits in float32, which adaptive optimizers need
 
-# The arguments of `Ledger.begin` for the ledger of rounds: execution digest, step and state digest.
+# For the ledger of rounds: execution digest, step and state digest; see `Ledger.choose_generation`.
 # The digests are constants, so that every process continues the same generation: whether a round
 # is repeated is decided by the digest of the weights that the server sends.
 LEDGER_START = ("server", 0, "the weights it sends")
