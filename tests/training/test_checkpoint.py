@@ -41,6 +41,23 @@ def test_a_checkpoint_is_whole_or_not_at_all(path: Path, monkeypatch: pytest.Mon
     assert loaded.step == 1
 
 
+def test_an_expanded_buffer_is_saved_whole_and_restored(path: Path) -> None:
+    def make_model() -> nn.Module:
+        model = nn.Linear(2, 1)
+        model.register_buffer("positions", torch.arange(4).expand(2, 4))
+        return model
+
+    first, second = make_model(), make_model()
+    optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
+    state = replace(STATE, model=first.state_dict(), optimizer=optimizer.state_dict())
+    checkpoint.save(path, state)
+    loaded = checkpoint.load(path, "run")
+    assert loaded is not None
+    loaded.restore(second, torch.optim.SGD(second.parameters(), lr=0.1), None, {})
+    for name, value in first.state_dict().items():
+        assert torch.equal(second.state_dict()[name], value), name
+
+
 def deflate(path: Path) -> None:
     """A tensor of 64 MB in an archive of 64 kB."""
     body = torch.load(path, weights_only=True) | {"model": {"w": torch.zeros(1 << 24)}}

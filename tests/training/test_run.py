@@ -275,6 +275,16 @@ def test_a_record_of_its_last_epoch_alone_is_the_same_run_but_no_curve(
     assert again.record.document["epochs"] == finished.record.document["epochs"]
 
 
+def test_a_run_whose_epochs_were_not_evaluated_continues_without_them_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It returned a record that the next call refused."""
+    kill_after(monkeypatch, 13, tmp_path, "execution.evaluate=last")  # its checkpoint is at 10
+    with pytest.raises(UserError, match="not all its epochs were evaluated"):
+        carry_out(tmp_path)
+    assert carry_out(tmp_path, "execution.evaluate=last").record.document["epochs"]
+
+
 @pytest.mark.parametrize(
     ("words", "step", "done"),  # by default, the last whole epoch is saved
     [([], 3, 0), ([], 13, 10), (["execution.checkpoint_steps=4"], 17, 16)],

@@ -33,7 +33,7 @@ from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.registry import lookup
 from zdp_bench.tasks import Task
 from zdp_bench.training.interrupts import explain_memory_error
-from zdp_bench.training.memory_layout import is_dense
+from zdp_bench.training.memory_layout import is_dense, separate_numbers
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.validation import DEFAULT, KEY
 
@@ -77,6 +77,7 @@ def build_model(config: Run, data: Splits | DatasetInfo) -> nn.Module:
                 model = scale_to_unit_variance(model, _white_noise(data))
         except UNFIT as error:
             raise _unfit(config, data, error) from error
+    separate_numbers(model)
     return model
 
 

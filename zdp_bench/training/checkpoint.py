@@ -19,6 +19,7 @@ from zdp_bench import disk
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.foreign_files import Shape, misfits, open_regular
 from zdp_bench.privacy.tally import Position
+from zdp_bench.training.memory_layout import has_repeats, separate_numbers
 
 _FORMAT = 2  # version of the file format
 ADVICE = "Add force=true to start again; the steps in its ledger still count."
@@ -84,6 +85,7 @@ class Checkpoint:
         Raises:
             Misfit: the saved state does not fit one of the parts.
         """
+        separate_numbers(model)
         try:
             # torch reports only some of these differences.
             _require_alike(carried, self.carried, "the numbers that the algorithm carries")
@@ -173,8 +175,19 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     }
     # Save to memory first: torch hides the reason why a file cannot be written.
     buffer = io.BytesIO()
-    torch.save(body, buffer)
+    torch.save(_write_out(body), buffer)
     disk.write_bytes(path, buffer.getbuffer())
+
+
+def _write_out(node: Any) -> Any:
+    """Return a checkpoint's body in which expanded tensors have all their numbers."""
+    if isinstance(node, Tensor):
+        return node.contiguous() if has_repeats(node) else node
+    if isinstance(node, dict):
+        return {key: _write_out(entry) for key, entry in node.items()}
+    if isinstance(node, list | tuple):
+        return type(node)(map(_write_out, node))
+    return node
 
 
 def load(

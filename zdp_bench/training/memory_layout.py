@@ -1,7 +1,7 @@
-"""Give gradients and states the memory layout of their parameters, as fused optimizers need it.
+"""Give gradients, states and buffers the memory layout that torch's operations need.
 
 torch's fused optimizers (2.11 to 2.14, on a CPU) read parameters, gradients and states in memory
-order and ignore their strides.
+order and ignore their strides. A saved state cannot be copied into an expanded buffer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def lay_out_as(parameter: Tensor, values: Tensor) -> Tensor:
@@ -33,6 +33,23 @@ def lay_out_states(optimizer: Any) -> None:
             for name, value in state.items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
                     state[name] = lay_out_as(parameter, value)
+
+
+def separate_numbers(model: nn.Module) -> None:
+    """Replace buffers whose numbers share memory, such as expanded ones, by copies.
+
+    Such a buffer is saved without its repeated numbers, and a saved state cannot be copied into it.
+    """
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if has_repeats(buffer):
+                module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
+
+
+def has_repeats(tensor: Tensor) -> bool:
+    """Return True if several numbers of a tensor are one in memory, as in an expanded tensor."""
+    dimensions = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(size > 1 and stride == 0 for size, stride in dimensions)
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -129,6 +129,11 @@ class Plan:
         epoch = round(step * self.epochs / self.steps)
         return epoch if epoch > 0 and self._end_of(epoch) == step else None
 
+    def epoch_ends(self, step: int) -> set[int]:
+        """Return the numbers of steps, up to `step`, with which an epoch ends."""
+        ends = map(self._end_of, range(1, self.epochs + 1))
+        return {end for end in ends if 0 < end <= step}
+
     def _end_of(self, epoch: int) -> int:
         """Return the number of steps from the first epoch to the end of an epoch."""
         return round(epoch * self.steps / self.epochs)

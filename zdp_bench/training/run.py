@@ -362,10 +362,23 @@ class Loop:
                     f"{self.home / 'checkpoint.pt'}: does not fit this run: {error} "
                     f"{checkpoint.ADVICE}"
                 ) from None
+            self._require_epochs(saved)
             self.step, self.epochs = saved.step, saved.epochs
             self.resumed_at = self.steps_done
             if self.average:
                 self.average.n_averaged.fill_(self.step)
+
+    def _require_epochs(self, saved: checkpoint.Checkpoint) -> None:
+        """Reject a checkpoint without metrics of each epoch, if the configuration wants them."""
+        if self.setup.config.execution.evaluate != "each":
+            return
+        evaluated = {epoch["step"] for epoch in saved.epochs}
+        ends = {step * self.round_steps for step in self.plan.epoch_ends(saved.step)}
+        if not ends <= evaluated:
+            raise UserError(
+                f"{self.home / 'checkpoint.pt'}: not all its epochs were evaluated. Continue with "
+                "execution.evaluate=last, or add force=true to begin again."
+            )
 
     @property
     def carried(self) -> dict[str, float]:

@@ -73,11 +73,7 @@ def find_or_run(
         return ranks.broadcast(records.read(path) if ranks.is_first else None)
 
     if not config.force and (done := find()):
-        if config.execution.evaluate == "each" and not done.has_each_epoch:
-            raise UserError(
-                f"{path}: was evaluated only after its last epoch. Add force=true to run it again "
-                "with metrics for each epoch, or execution.evaluate=last to use it as it is."
-            )
+        _require_epochs(config, done, path)
         return Outcome(done, path, found=True)
     with (
         explain_write_errors(home),
@@ -89,6 +85,7 @@ def find_or_run(
             for partial in home.glob("*.partial"):  # left by a killed process; nobody writes it now
                 partial.unlink()
         if done := find():
+            _require_epochs(config, done, path)
             return Outcome(done, path, found=True)
         with keep_log(home / "run.log") if ranks.is_first else nullcontext():
             document = ranks.broadcast(train(home))
@@ -134,6 +131,15 @@ def start_anew(home: Path) -> None:
             path.unlink()
     for path in home.rglob("*.jsonl"):
         set_aside(path)
+
+
+def _require_epochs(config: Run, done: Record, path: Path) -> None:
+    """Reject a finished run that lacks the metrics of each epoch that the configuration wants."""
+    if config.execution.evaluate == "each" and not done.has_each_epoch:
+        raise UserError(
+            f"{path}: was evaluated only after its last epoch. Add force=true to run it again "
+            "with metrics for each epoch, or execution.evaluate=last to use it as it is."
+        )
 
 
 @contextmanager
