@@ -158,3 +158,20 @@ def test_the_digest_of_code_covers_a_subpackage_behind_a_link(
         digests.add(machine._digest_of((package.name,)))
     machine._digest_of.cache_clear()
     assert len(digests) == 2
+
+
+@pytest.mark.parametrize("change", ["processor", "kernels", "library"])
+def test_what_chooses_the_kernels_of_a_product_is_in_the_digest_of_an_execution(
+    monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    def digest() -> str:
+        return machine.execution_digest([], torch.device("cpu"), 8, ranks=1, deterministic=False)
+
+    before = digest()
+    if change == "processor":
+        monkeypatch.setattr(machine, "processor_name", lambda: "another processor")
+    elif change == "kernels":
+        monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", "SSE4_2")
+    else:
+        monkeypatch.setattr(machine, "_version", lambda _: "0")
+    assert digest() != before

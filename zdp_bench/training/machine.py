@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ from zdp_bench.errors import UserError, is_for_python, setting, unknown
 from zdp_bench.nn.precision import REGIONS, float32_products, region_of
 
 PRECISIONS = ("tf32", "bf16")
+# Packages that compute the bits of a step, or read the examples.
+LIBRARIES = ("torch", "numpy", "scipy", "cryptography", "Pillow", "nibabel", "h5py", "SimpleITK")
 # Environment variables with these prefixes choose the kernels of a product on a CPU.
 KERNELS = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_CPU_")
 
@@ -225,7 +227,7 @@ def execution_digest(
     """
     if device.type != "cpu" and not deterministic:
         return ""
-    libraries = {name: _version(name) for name in ("torch", "numpy", "scipy", "cryptography")}
+    libraries = {name: _version(name) for name in LIBRARIES}
     if device.type == "cuda":
         chip = torch.cuda.get_device_name(device)
     else:
@@ -246,7 +248,13 @@ def join_digests(digests: Sequence[str]) -> str:
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
-_version = cache(version)  # each call takes a millisecond
+@cache  # each call of `version` takes a millisecond
+def _version(name: str) -> str:
+    """Return the version of a package; empty if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
 
 
 @cache
