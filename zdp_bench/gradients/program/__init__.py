@@ -9,6 +9,7 @@
     calls        one call of an operation in the graph
     rules        where the examples are in an operation's results, for each kind of operation
     table        the kind of each operation
+    memory       which tensors share memory, and which may be overwritten
     batch        where the examples are after each operation, or why they cannot be told apart
     layers       operations as layers: `conv2d` is `nn.Conv2d`
     uses         per-example gradients of the parameters that an operation uses
@@ -36,11 +37,12 @@ from torch.fx import GraphModule, Node
 
 from zdp_bench.errors import first_line
 from zdp_bench.gradients.outside_state import preserve_outside_state
-from zdp_bench.gradients.parts import arrange_as, leaves_by_path, map_leaves, takes_parts
+from zdp_bench.gradients.parts import arrange_as, map_leaves, takes_parts
 from zdp_bench.gradients.program.batch import check
 from zdp_bench.gradients.program.calls import Alone, Place, Places, is_mutable
 from zdp_bench.gradients.program.copies import copy_apart
-from zdp_bench.gradients.program.graphs import leaf_names, plain_graph, taped_graph
+from zdp_bench.gradients.program.graphs import bind, leaf_names, plain_graph, taped_graph
+from zdp_bench.gradients.program.memory import resolve_writes
 from zdp_bench.gradients.program.ours import is_ours, require_torch_backward
 from zdp_bench.gradients.program.record import Recorded, record
 from zdp_bench.gradients.program.signature import kinds_of, signature_of
@@ -130,18 +132,7 @@ class Program:
         """Return the values of the placeholders of `plain`."""
         if self.recorded.writes:  # an operation may overwrite the inputs
             inputs = map_leaves(torch.clone, inputs)
-        examples = leaves_by_path(inputs)
-        arguments: list[Any] = []
-        for source in self.recorded.sources.values():
-            if source.kind == "input":
-                arguments.append(examples[source.name])
-            elif source.kind == "constant":
-                arguments.append(self.recorded.constants[source.name])
-            else:
-                module, _, name = source.name.rpartition(".")
-                arguments.append(getattr(model.get_submodule(module), name))
-        leaves = [model.get_submodule(name) for name in self.leaves]
-        return arguments + leaves
+        return bind(self.recorded, self.leaves, model, inputs)
 
     def names_used(self, model: nn.Module) -> set[str]:
         """Return the names of the parameters and buffers that the output may depend on."""
@@ -179,6 +170,7 @@ class Running(nn.Module):
 # ------------------------------------------------------------------------------ creating a program
 
 
+@torch.enable_grad()
 def make(model: nn.Module, inputs: Tensor) -> Program:
     """Create the program of a model.
 
@@ -196,6 +188,9 @@ def make(model: nn.Module, inputs: Tensor) -> Program:
         if isinstance(output, Tensor):
             require_torch_backward(output)
     recorded = record(model, examples)
+    first_example = map_leaves(lambda leaf: leaf[:1], examples)
+    with torch.random.fork_rng(devices):
+        resolve_writes(recorded, model, [examples, first_example])
     places = _find_examples(recorded)
     taped = None
     uses: list[Use] = []
@@ -213,7 +208,6 @@ def make(model: nn.Module, inputs: Tensor) -> Program:
         leaves=leaf_names(recorded.graph),
         code=str(recorded.graph),
     )
-    first_example = map_leaves(lambda leaf: leaf[:1], examples)
     with torch.random.fork_rng(devices):
         _require_same_for_one(model, program, first_example)
     return program

@@ -25,8 +25,10 @@ from zdp_bench.gradients.program.calls import (
     list_places,
     name_of,
     nodes_in,
+    share_memory,
     symbolic_dims,
     tensors_in,
+    written_by,
 )
 from zdp_bench.gradients.program.rules import USES_POSITION
 from zdp_bench.gradients.program.table import CONSTANTS, IN_PLACE, OF_INDEX, RULES, SIZED
@@ -50,9 +52,13 @@ def check(graph: Graph, inputs: set[Node]) -> Places:
     """
     places: Places = dict.fromkeys(inputs, Place(0, 1))
     numbering: set[Node] = set()
+    fixed = [node for node in graph.nodes if node.op == "placeholder" and node not in inputs]
     for node in graph.nodes:
         if node.op != "call_function":
             continue
+        for written in written_by(node):
+            if any(share_memory(written, tensor) for tensor in fixed):
+                raise Alone("the model changes its parameters or buffers in its forward pass", node)
         place = _find_place(node, places, numbering)
         if place is not None:
             places[node] = place
@@ -79,9 +85,6 @@ def _find_place(
     call = Call(node, places, numbering)
     if call.kind in SHAPE_QUERIES:
         return None
-    for written in call.written:
-        if written.op == "placeholder" and written not in places:
-            raise Alone("the model changes its parameters or buffers in its forward pass", node)
     if _holds_none(call):
         return None
     is_library = call.schema.name.startswith(("aten::", "zdp_bench::"))
@@ -95,28 +98,17 @@ def _find_place(
     for written in call.written:
         is_same_place = places.get(written) == place
         call.require(is_same_place, "overwrites a tensor with examples in another arrangement")
-        # If a base of the view has rows that are alike, another view of it may still assign them to
-        # examples in another order. Only rows that are alike may therefore be written.
-        has_no_order = any(_is_alike(places.get(base)) for base in _bases_of(written))
+        # If the same memory is another tensor whose rows are alike, a view of that may still assign
+        # them to examples in another order. Only rows that are alike may therefore be written.
+        sharing = [tensor for tensor in places if share_memory(tensor, written)]
+        has_no_order = any(_is_alike(places[tensor]) for tensor in sharing)
         keeps_alike = not has_no_order or _is_alike(place)
         call.require(keeps_alike, "overwrites rows that are not yet assigned to examples")
     return place
 
 
-def _bases_of(node: Node) -> list[Node]:
-    """Return the tensors that a tensor is, or may be, a view of."""
-    bases: list[Node] = []
-    while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
-        schema = getattr(node.target, "_schema", None)
-        if schema is not None and not any(result.alias_info for result in schema.returns):
-            break
-        node = node.args[0]
-        bases.append(node)
-    return bases
-
-
 def _is_alike(place: Any) -> bool:
-    return isinstance(place, Place) and place.inner == ALIKE
+    return any(result_place.inner == ALIKE for result_place in list_places(place))
 
 
 def _find_place_of_item(node: Node, places: Places) -> Any:

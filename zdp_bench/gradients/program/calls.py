@@ -87,6 +87,29 @@ def is_mutable(node: Node) -> bool:
     return hasattr(target, "_schema") and bool(target._schema.is_mutable)
 
 
+def written_by(node: Node) -> list[Node]:
+    """Return the arguments that an operation overwrites."""
+    target: Any = node.target
+    if not hasattr(target, "_schema"):
+        return []
+    arguments = dict(named_arguments(node))
+    written = []
+    for argument in target._schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written += nodes_in(arguments[argument.name])
+    return written
+
+
+def share_memory(node: Node, other: Node) -> bool:
+    """Return True if the tensors of two nodes share memory.
+
+    Known if an operation of the program overwrites memory; otherwise, the result is False.
+    """
+    nothing: frozenset[Any] = frozenset()
+    memory: frozenset[Any] = node.meta.get("memory", nothing)
+    return not memory.isdisjoint(other.meta.get("memory", nothing))
+
+
 def is_tensor(node: Node) -> bool:
     """Return True if the value of a node is a tensor."""
     return isinstance(node.meta.get("val"), Tensor)
@@ -220,11 +243,7 @@ class Call:
         self.arguments = dict(named_arguments(node))
         self.tensors = [leaf for leaf in nodes_in(node.args, node.kwargs) if is_tensor(leaf)]
         self.examples = [tensor for tensor in self.tensors if tensor in places]
-        self.written: list[Node] = []
-        for argument in self.schema.arguments:
-            alias = argument.alias_info
-            if alias is not None and alias.is_write:
-                self.written += nodes_in(self.arguments[argument.name])
+        self.written = written_by(node)
         self.results = tensors_in(node.meta.get("val"))
 
     def require(self, holds: bool, reason: str) -> None:

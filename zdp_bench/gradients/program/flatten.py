@@ -5,19 +5,17 @@
 - Checks of sizes are removed.
 - Uninitialised memory is replaced by zeros, so that no example can read what another left there.
 - `squeeze()` gets explicit dimensions. For one example, it would also remove the batch dimension.
-- `x.mul_(y)` becomes `x.mul(y)` if no other view of x's memory exists that could tell the two
-  apart, so that a parameter y can have per-example gradients.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_map
 
-from zdp_bench.gradients.program.calls import Alone, is_mutable, is_tensor, name_of
+from zdp_bench.gradients.program.calls import Alone, is_tensor, name_of
 
 aten = torch.ops.aten
 
@@ -79,10 +77,6 @@ def _copy_nodes(
         copy.meta["frozen"] = frozen
         copies[node] = copy
         _make_safe(copy)
-        functional = _out_of_place(node)
-        if functional is not None:
-            copy.target = functional
-            copies[cast(Node, node.args[0])] = copy
 
 
 def _copy_part(
@@ -127,32 +121,3 @@ def _make_safe(node: Node) -> None:
         sizes = enumerate(squeezed.meta["val"].shape)
         dims = [dim for dim, size in sizes if isinstance(size, int) and size == 1]
         node.target, node.args = aten.squeeze.dims, (squeezed, dims)
-
-
-def _out_of_place(node: Node) -> Any:
-    """Return the out-of-place variant of an in-place operation.
-
-    None if the operation is not in-place, does not combine the tensor with another one, or if
-    another view of the same memory could tell the two variants apart.
-    """
-    if not is_mutable(node) or name_of(node) == "copy_":  # autograd has no derivative of `copy`
-        return None
-    target: Any = node.target
-    written, *others = node.args
-    if not isinstance(written, Node) or written.op == "placeholder":
-        return None
-    combines = any(isinstance(other, Node) for other in others)
-    if not combines or any(map(_shares_memory, [written, *written.users])):
-        return None
-    name = name_of(node).removesuffix("_")
-    overloads = getattr(aten, name, None)
-    return getattr(overloads, target._overloadname, None)
-
-
-def _shares_memory(node: Node) -> bool:
-    """Return True if an operation's result is a view of its argument."""
-    if not hasattr(node.target, "_schema"):
-        return node.op != "output"
-    schema: Any = node.target._schema
-    is_alias = any(result.alias_info is not None for result in schema.returns)
-    return is_alias and not schema.is_mutable

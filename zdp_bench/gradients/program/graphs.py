@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
+from zdp_bench.gradients.parts import leaves_by_path
 from zdp_bench.gradients.program.calls import (
     Places,
     is_mutable,
@@ -23,11 +24,14 @@ from zdp_bench.gradients.program.calls import (
     name_of,
     named_arguments,
     nodes_in,
+    share_memory,
+    written_by,
 )
 from zdp_bench.gradients.program.record import Recorded
 from zdp_bench.gradients.program.sequences import is_recurrent, run_plain
 from zdp_bench.gradients.program.table import READS_NO_NUMBER
 from zdp_bench.gradients.program.uses import Use, use_of
+from zdp_bench.gradients.rules import NoRule
 
 
 def plain_graph(recorded: Recorded) -> GraphModule:
@@ -55,6 +59,9 @@ def taped_graph(
     parameter_nodes = _follow_parameters(recorded, places)
     uses: list[Use] = []
     for node in recorded.graph.nodes:
+        for written in written_by(node):
+            if any(share_memory(written, weight) for weight in parameter_nodes):
+                raise NoRule(f"{name_of(node)}, which overwrites what is computed from parameters")
         operands = _operands_of_use(node, places)
         weights = [operand for operand in operands if operand in parameter_nodes]
         if not weights:
@@ -88,6 +95,26 @@ def taped_graph(
         uses.append(use_of(node, weights, others, places))
     _call_leaves(graph, _enter_leaf, tape)
     return GraphModule(nn.Module(), graph), uses
+
+
+def bind(
+    recorded: Recorded,
+    leaves: list[str],
+    model: nn.Module,
+    inputs: Tensor,
+) -> list[Any]:
+    """Return the values of the placeholders of `plain`: a model's tensors, examples and leaves."""
+    examples = leaves_by_path(inputs)
+    arguments: list[Any] = []
+    for source in recorded.sources.values():
+        if source.kind == "input":
+            arguments.append(examples[source.name])
+        elif source.kind == "constant":
+            arguments.append(recorded.constants[source.name])
+        else:
+            module, _, name = source.name.rpartition(".")
+            arguments.append(getattr(model.get_submodule(module), name))
+    return arguments + [model.get_submodule(name) for name in leaves]
 
 
 def leaf_names(graph: Graph) -> list[str]:

@@ -158,7 +158,7 @@ def use_of(
     if not isinstance(node.meta["val"], Tensor):
         raise NoRule(f"{kind} of parameters")
     if target._schema.is_mutable:
-        raise NoRule(f"{kind}, which changes a parameter in place")
+        raise NoRule(f"{kind} of a parameter, in place")
     arguments = dict(named_arguments(node))
     sizes = set(nodes_in(arguments)) - {*weights, *others}
     if sizes and kind not in COPIES:

@@ -1,0 +1,256 @@
+"""What a model overwrites: each example's gradient is that of the model, in every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+
+from tests.modules import Made
+from zdp_bench.errors import UserError
+from zdp_bench.gradients import clipped_sum
+from zdp_bench.gradients.program import alone, state_of
+
+Function = Callable[[Any, Tensor], Tensor]
+X = torch.randn(4, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+TARGETS = torch.zeros(4)
+LARGE = 1e9
+
+
+def loss(outputs: Tensor, _: Tensor) -> Tensor:
+    outputs = outputs.flatten(1)
+    weights = torch.linspace(0.5, 1.5, outputs.shape[1], dtype=torch.float64)
+    return ((outputs + outputs**2) * weights).sum(1)
+
+
+def model_of(function: Function) -> Any:
+    """Return a model whose shift is so small that outputs hardly depend on it, as at its start."""
+    torch.manual_seed(0)
+    model = Made(
+        function,
+        layer=nn.Linear(3, 3).double(),
+        shift=nn.Parameter(torch.full((3,), 1e-6, dtype=torch.float64)),
+        weight=nn.Parameter(torch.randn(3, 3, dtype=torch.float64)),
+    )
+    return model.train()
+
+
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the sum of each example's own gradients."""
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    totals = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    for row in X.split(1):
+
+        def compute_loss(weights: Any, row: Tensor = row) -> Tensor:
+            return loss(functional_call(model, weights, (row.clone(),)), TARGETS[:1]).sum()
+
+        for name, gradient in grad(compute_loss)(weights).items():
+            totals[name] += gradient
+    return totals
+
+
+# ------------------------------------------------------------------- a result that is its argument
+
+
+def shift_of(make_alias: Callable[[Tensor], Tensor]) -> Function:
+    """Add a parameter in place to what may be the same memory as another tensor."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = net.layer(x).sin()
+        y = make_alias(h)
+        y += net.shift
+        return h + 2 * y
+
+    return forward
+
+
+def add_scaled(net: Any, x: Tensor) -> Tensor:
+    h = net.layer(x)
+    y = F.dropout(h, 0.0)
+    y += net.shift * net.layer(x)
+    return h + 2 * y
+
+
+def add_to_other_type(net: Any, x: Tensor) -> Tensor:
+    h = net.layer(x).float()
+    h += net.shift
+    return h.double() * 3
+
+
+def only_for_one_example(net: Any, x: Tensor) -> Tensor:
+    h = net.layer(x)
+    y = h.transpose(0, 1).contiguous()  # the same memory if there is one example
+    y += net.shift
+    return h + 2 * y.transpose(0, 1)
+
+
+ALIASES: dict[str, Function] = {
+    "dropout without chance": shift_of(lambda h: F.dropout(h, 0.0)),
+    "dropout in evaluation": shift_of(lambda h: F.dropout(h, 0.3, training=False)),
+    "alpha dropout in evaluation": shift_of(lambda h: F.alpha_dropout(h, 0.3, training=False)),
+    "a permuting einsum": shift_of(lambda h: torch.einsum("bij->bji", h)),
+    "the diagonal by einsum": shift_of(lambda h: torch.einsum("bii->bi", h).unsqueeze(1)),
+    "reshape": shift_of(lambda h: h.reshape(h.shape)),
+    "contiguous": shift_of(lambda h: h.contiguous()),
+    "the same type": shift_of(lambda h: h.to(torch.float64)),
+    "detach": shift_of(lambda h: h.detach()),
+    "a copy": shift_of(lambda h: h.clone()),
+    "scaled": add_scaled,
+    "another type": add_to_other_type,
+    "only for one example": only_for_one_example,
+}
+
+# -------------------------------------------------------------------------- without gradients
+
+
+def zero_column(net: Any, x: Tensor) -> Tensor:
+    h = net.layer(x)
+    with torch.no_grad():
+        h[..., 0] = 0
+    return h.tanh()
+
+
+def triple(net: Any, x: Tensor) -> Tensor:
+    h = net.layer(x) * 1
+    with torch.no_grad():
+        h.mul_(3)
+    return h + net.layer(x)
+
+
+def clamp(net: Any, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    with torch.no_grad():
+        y.clamp_(-0.1, 0.1)
+    return y
+
+
+def clamp_detached(net: Any, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    y.detach().clamp_(-0.1, 0.1)
+    return y
+
+
+def mask(net: Any, x: Tensor) -> Tensor:
+    h = net.layer(x)
+    with torch.no_grad():
+        kept = torch.zeros_like(h)
+        kept[..., 0] = 1
+        kept.add_(h.sign()).mul_(0.5)
+    return h * kept
+
+
+WITHOUT_GRADIENTS: dict[str, Function] = {
+    "a column": zero_column,
+    "a product": triple,
+    "the output": clamp,
+    "through a detached alias": clamp_detached,
+    "a mask of its own": mask,
+}
+
+# ------------------------------------------------------------------------- computed weights
+
+
+def overwrite(change: Callable[[Tensor], Any]) -> Function:
+    """Overwrite a tensor that is computed from parameters, after its use."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        shift = net.shift + 1
+        y = x + shift
+        change(shift)
+        return y * shift
+
+    return forward
+
+
+def zero_after_use(net: Any, x: Tensor) -> Tensor:
+    weight = net.weight + 0
+    y = x + weight
+    weight.zero_()
+    return y + weight
+
+
+def clamp_before_use(net: Any, x: Tensor) -> Tensor:
+    weight = net.weight * 2
+    weight.clamp_(-1, 1)
+    return F.linear(x, weight)
+
+
+WEIGHTS: dict[str, Function] = {
+    "a product": overwrite(lambda weight: weight.mul_(3)),
+    "a sum of weights": overwrite(lambda weight: weight.add_(weight.exp())),
+    "an entry": overwrite(lambda weight: weight[:1].mul_(3)),
+    "an assignment": overwrite(lambda weight: weight.__setitem__(0, 0.5)),
+    "zeros": zero_after_use,
+    "before its use": clamp_before_use,
+}
+
+CASES = {
+    **{f"alias: {name}": function for name, function in ALIASES.items()},
+    **{f"no_grad: {name}": function for name, function in WITHOUT_GRADIENTS.items()},
+    **{f"weight: {name}": function for name, function in WEIGHTS.items()},
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+@pytest.mark.parametrize("name", CASES)
+def test_each_example_has_the_gradient_of_the_model(name: str, engine: Any) -> None:
+    model = model_of(CASES[name])
+    expected = gradients_of(model)
+    sums = clipped_sum(model, loss, (X, TARGETS), LARGE, engine=engine).sums
+    torch.testing.assert_close(sums, expected)
+
+
+@pytest.mark.parametrize("name", ["weight: a product", "weight: zeros", "alias: a copy"])
+def test_what_nothing_else_reads_has_rules(name: str) -> None:
+    program = state_of(model_of(CASES[name]), X).program
+    assert program is not None
+    assert not program.reason
+
+
+REASONS = {
+    "no_grad: a product": "mul_ overwrites a tensor without recording gradients",
+    "alias: only for one example": "add_ overwrites other tensors if there is one example",
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_the_reason_for_one_example_at_a_time_is_stated(name: str) -> None:
+    model = model_of(CASES[name])
+    state_of(model, X)
+    assert REASONS[name] in alone(model)
+
+
+# ----------------------------------------------------------------------------- stored tensors
+
+
+def clamp_weight(net: Any, x: Tensor) -> Tensor:
+    net.layer.weight.detach().clamp_(-0.1, 0.1)
+    return net.layer(x)
+
+
+def clamp_view(net: Any, x: Tensor) -> Tensor:
+    net.layer.weight.detach().view(-1).clamp_(-0.1, 0.1)
+    return net.layer(x)
+
+
+@pytest.mark.parametrize("function", [clamp_weight, clamp_view])
+def test_a_model_that_overwrites_a_weight_is_refused(function: Function) -> None:
+    model = model_of(function)
+    weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    with pytest.raises(UserError, match=r"parameter 'layer\.weight' was changed by the model"):
+        clipped_sum(model, loss, (X, TARGETS), LARGE)
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, weights[name])
+
+
+def test_a_buffer_that_is_overwritten_through_a_view_stays_as_it_was() -> None:
+    model = model_of(lambda net, x: net.layer(x) + net.counts[0].add_(1))
+    model.register_buffer("counts", torch.zeros(2, dtype=torch.float64))
+    clipped_sum(model, loss, (X, TARGETS), LARGE)
+    assert "the model changes its parameters or buffers" in alone(model)
+    assert not model.counts.any()
