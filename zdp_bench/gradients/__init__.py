@@ -64,6 +64,7 @@ _logged: WeakSet[nn.Module] = WeakSet()
 _unsupported: WeakSet[Program | nn.Module] = WeakSet()
 
 
+@torch.enable_grad()
 def clipped_sum(
     model: nn.Module,
     loss: Loss,

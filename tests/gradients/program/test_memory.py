@@ -225,6 +225,28 @@ def test_the_reason_for_one_example_at_a_time_is_stated(name: str) -> None:
     assert REASONS[name] in alone(model)
 
 
+def partly_without_gradients(net: Any, x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        h = net.layer(x)
+    with torch.no_grad():
+        u = net.layer(x).exp()
+        with torch.enable_grad():
+            v = net.layer(x) ** 2
+    return (h + u + v + net.shift) @ net.weight
+
+
+@pytest.mark.parametrize("engine", ["auto", "fast", "reference"])
+@pytest.mark.parametrize("function", [partly_without_gradients, lambda net, x: net.layer(x)])
+def test_a_caller_without_gradients_gets_the_same_sums(function: Function, engine: Any) -> None:
+    model = model_of(function)
+    expected = gradients_of(model)
+    with torch.no_grad():
+        sums = clipped_sum(model, loss, (X, TARGETS), LARGE, engine=engine).sums
+    torch.testing.assert_close(sums, expected)
+    sums = clipped_sum(model, loss, (X, TARGETS), LARGE, engine=engine).sums
+    torch.testing.assert_close(sums, expected)
+
+
 # ----------------------------------------------------------------------------- stored tensors
 
 

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.drivers import python
 from tests.modules import Made
+from zdp_bench.gradients import clipped_sum
 from zdp_bench.gradients.program import Alone, make, renew, state_of
 from zdp_bench.gradients.program.signature import Reference
 
@@ -96,6 +97,75 @@ def test_a_program_follows_its_model(name: str) -> None:
         program = state_of(model, X).program
         assert program is not None
         torch.testing.assert_close(program.run(model, X), X * factor)
+
+
+# ---------------------------------------------------------------- changes of a model's structure
+
+
+def replace_tied_weight(model: Any) -> None:
+    model[2].weight = nn.Parameter(torch.randn(4, 4, dtype=torch.float64))
+
+
+def tie_weights(model: Any) -> None:
+    model[2].weight = model[0].weight
+
+
+def append_again(model: Any) -> None:
+    model.append(model[0])
+
+
+def swap_names(model: Any) -> None:
+    model[0], model[2] = model[2], model[0]
+
+
+def change_class(model: Any) -> None:
+    model[1].__class__ = nn.Sigmoid
+
+
+def insert_layer(model: Any) -> None:
+    model.insert(1, nn.ReLU())
+
+
+def tied() -> Any:
+    model = untied()
+    model[2].weight = model[0].weight
+    return model
+
+
+def untied() -> Any:
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)
+    return nn.Sequential(*layers).double()
+
+
+STRUCTURES: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+    "a tied weight gets its own": (tied, replace_tied_weight),
+    "weights are tied": (untied, tie_weights),
+    "a layer is registered again": (untied, append_again),
+    "two layers swap their names": (untied, swap_names),
+    "another class": (untied, change_class),
+    "another layer": (untied, insert_layer),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_gradients_follow_the_structure_of_a_model(name: str) -> None:
+    build, change = STRUCTURES[name]
+    model = build()
+    x, targets = X.double(), torch.zeros(5)
+
+    def loss(outputs: Tensor, _: Tensor) -> Tensor:
+        return outputs.square().sum(1)
+
+    clipped_sum(model, loss, (x, targets), 1e9)
+    change(model)
+    sums = clipped_sum(model, loss, (x, targets), 1e9).sums
+    weights = dict(model.named_parameters())
+    losses = [loss(model(row), targets[:1]).sum() for row in x.split(1)]
+    rows = [torch.autograd.grad(row_loss, [*weights.values()]) for row_loss in losses]
+    for index, weight in enumerate(weights):
+        expected = torch.stack([gradients[index] for gradients in rows]).sum(dim=0)
+        torch.testing.assert_close(sums[weight], expected)
 
 
 def test_a_reference_equals_none_to_a_later_object_at_the_same_address() -> None:

@@ -1,9 +1,9 @@
 """Whether a model has changed since it was recorded.
 
 A program does what the model's Python code did with the attributes that its modules had then. It is
-therefore recorded again if a module, a hook, an attribute, or the shape, type or `requires_grad` of
-a parameter changes. The values of parameters and buffers may change, because a program reads them
-when it runs.
+therefore recorded again if a module, its class, a hook, an attribute, or the shape, type or
+`requires_grad` of a parameter changes, or if other names share a module or a tensor. The values of
+parameters and buffers may change, because a program reads them by name when it runs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def signature_of(model: nn.Module, inputs: Tensor) -> Any:
     """
     kinds = kinds_of(inputs)
     # The order of a dictionary's keys is compared, because a forward function may depend on it.
-    return [*kinds], kinds, [_describe_module(module) for module in model.modules()]
+    numbers: dict[int, int] = {}
+    modules = [_describe_module(module, numbers) for module in model.modules()]
+    return [*kinds], kinds, modules
 
 
 def kinds_of(inputs: Tensor) -> dict[str, tuple[Any, ...]]:
@@ -63,7 +65,14 @@ def kinds_of(inputs: Tensor) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def _describe_module(module: nn.Module) -> tuple[Any, ...]:
+def _describe_module(module: nn.Module, numbers: dict[int, int]) -> tuple[Any, ...]:
+    """Return what a recording depends on in one module.
+
+    Args:
+        module: the module.
+        numbers: a number for each module and tensor of the model, by `id`, in the order in which
+            they are met; extended in place. Equal numbers mean that names share one.
+    """
     held = vars(module)
     hooks = []
     for kind in HOOKS:
@@ -76,8 +85,14 @@ def _describe_module(module: nn.Module) -> tuple[Any, ...]:
     for named in (held["_parameters"], held["_buffers"]):
         for name, tensor in named.items():
             if tensor is not None:
-                tensors.append((name, tensor.dtype, tensor.shape, tensor.requires_grad))
-    return Reference(module), hooks, attributes, tensors
+                number = numbers.setdefault(id(tensor), len(numbers))
+                tensor_kind = tensor.dtype, tensor.shape, tensor.requires_grad
+                tensors.append((name, number, *tensor_kind))
+    children = [
+        (name, numbers.setdefault(id(child), len(numbers)))
+        for name, child in held["_modules"].items()
+    ]
+    return Reference(module), type(module), hooks, attributes, tensors, children
 
 
 def _describe_value(value: Any, level: int = 0) -> Any:
