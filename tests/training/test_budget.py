@@ -245,6 +245,24 @@ def test_two_runs_one_after_the_other_cannot_pass_the_total_budget(
     assert carry_out(tmp_path, "privacy.total_budget=0.001").found
 
 
+def test_a_forced_run_that_is_refused_leaves_the_finished_one(
+    finished: Outcome, tmp_path: Path
+) -> None:
+    before = {path: path.read_bytes() for path in finished.path.parent.glob("*.[jp][st]*")}
+    (spending,), _ = find_spendings(tmp_path)
+    with pytest.raises(UserError, match="total_budget"):
+        carry_out(tmp_path, "force=true", "privacy.total_budget=0.001")
+    assert carry_out(tmp_path).found
+    for name in ("record.json", "checkpoint.pt"):
+        path = finished.path.parent / name
+        assert path.read_bytes() == before[path], name
+    (after,), unknown = find_spendings(tmp_path)
+    assert (after.spent, unknown) == (spending.spent, [])
+    assert not [*finished.path.parent.glob("*.replaced")]
+    carry_out(tmp_path, "force=true")
+    assert not [*finished.path.parent.glob("*.replaced")]
+
+
 def test_other_mechanisms_and_secure_runs_count_and_other_data_does_not(
     finished: Outcome, tmp_path: Path
 ) -> None:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zdp_bench import records
+from zdp_bench import disk, records
 from zdp_bench.config import configured
 from zdp_bench.config.compose import recipe_body
 from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.disk import hold_lock, make_folder
 from zdp_bench.errors import UserError, show_warnings, suggestion
-from zdp_bench.privacy.ledger import Ledger, LedgerError, adopt, is_ledger, set_aside
+from zdp_bench.privacy.ledger import Ledger, LedgerError, adopt, has_steps, is_ledger, set_aside
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.tally import Position, Tally
 from zdp_bench.records import Document, Record, is_named
@@ -26,6 +26,7 @@ from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.interrupts import explain_write_errors
 
 log = logging.getLogger(__name__)
+REPLACED = ".replaced"  # suffix of the files of a run that is carried out again, until it ends
 MAX_LISTED = 10  # number of runs that an error lists
 START_AGAIN = (
     "add force=true to start again (its steps still count), or rename the run's folder "
@@ -78,9 +79,8 @@ def find_or_run(
     with (
         explain_write_errors(home),
         only_one_process(home, wait) if ranks.is_first else nullcontext(),
+        _replacing(home) if config.force and ranks.is_first else nullcontext(),
     ):
-        if config.force and ranks.is_first:
-            start_anew(home)
         if ranks.is_first:
             for partial in home.glob("*.partial"):  # left by a killed process; nobody writes it now
                 partial.unlink()
@@ -92,6 +92,8 @@ def find_or_run(
             record = Record.of(document)
             if ranks.is_first:
                 records.write(path, document)
+                for replaced in home.rglob(f"*{REPLACED}"):
+                    replaced.unlink()
                 log.info(f"finished{': ' * bool(record.warning)}{record.warning}")
     return Outcome(record, path, found=False)
 
@@ -119,18 +121,39 @@ def keep_log(path: Path) -> Iterator[None]:
         file.close()
 
 
-def start_anew(home: Path) -> None:
+def start_anew(home: Path, keep: bool = False) -> None:
     """Clear a run's folder, except for its spending and that of its nodes.
 
     Its ledgers are renamed, not deleted.
+
+    Args:
+        home: the run's folder.
+        keep: whether to rename the other files as well, with the suffix `REPLACED`.
     """
     files = [path for path in home.rglob("*") if not path.is_dir()]
-    # Delete the record first, so that a kill never leaves a record without its ledger.
+    # The record comes first, so that a kill never leaves a record without its ledger.
     for path in sorted(files, key=lambda path: path.name != "record.json"):
-        if path.name != "spending.json" and not is_ledger(path):
+        if path.name == "spending.json" or is_ledger(path):
+            continue
+        if not keep:
             path.unlink()
+        elif not path.name.endswith(REPLACED):
+            disk.rename(path, path.with_name(path.name + REPLACED))
     for path in home.rglob("*.jsonl"):
         set_aside(path)
+
+
+@contextmanager
+def _replacing(home: Path) -> Iterator[None]:
+    """Start a run anew. If an error ends it before its first step, restore the run before."""
+    start_anew(home, keep=True)
+    try:
+        yield
+    except UserError:
+        if not any(has_steps(path) for path in home.rglob("*.jsonl")):
+            for path in home.rglob(f"*{REPLACED}"):
+                disk.rename(path, path.with_name(path.name.removesuffix(REPLACED)))
+        raise
 
 
 def _require_epochs(config: Run, done: Record, path: Path) -> None:
