@@ -460,6 +460,12 @@ def test_what_is_no_module_of_torch_is_refused(make: Make) -> None:
             zdp_bench.make_private(model, **given)
 
 
+PROBES: list[Any] = [
+    *(3, torch.zeros(2, 4), (torch.zeros(2, 4),), (1, 0)),
+    *((torch.zeros(2, 4), torch.zeros(3)), ({"x": torch.zeros(2, 4)}, torch.tensor(1))),
+]
+
+
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
@@ -496,6 +502,18 @@ def test_what_is_no_module_of_torch_is_refused(make: Make) -> None:
         *(({"sample_rate": rate}, "^sample_rate=.*a number") for rate in ("0.1", {}, True)),
         ({"expected_batch": "6"}, "^expected_batch=.*a number"),
         ({"ledger": 3}, r"ends in \.jsonl"),
+        ({"micro_batch": 1025}, "^micro_batch=1025: must be a whole number from 1 to 1,024"),
+        *(({"precision": kind}, "^precision=.*a name") for kind in (16, torch.bfloat16)),
+        *(({"algorithm": name}, "^algorithm=.*a name in quotes") for name in (None, 1)),
+        *(({"probe": batch}, r"^probe=.*\(inputs, targets\)") for batch in PROBES),
+        ({"regulariser": 1e-4}, "^regulariser=0.0001: must be a function of the model"),
+        ({"target_epsilon": "8"}, "^target_epsilon=.*a number"),
+        ({"noise_multiplier": "1"}, '^noise_multiplier="1": must be a number'),
+        ({"max_grad_norm": "1"}, '^max_grad_norm="1": must be a number'),
+        ({"clip_quantile": "0.5"}, '^clip_quantile="0.5": must be a number'),
+        *(({"per_layer": flag}, "^per_layer=.*True or False") for flag in ("no", 1, None)),
+        *(({"secure": flag}, "^secure=.*True or False") for flag in ("yes", 1, None)),
+        *(({"count_earlier": flag}, "^count_earlier=.*True or False") for flag in ("no", 0)),
         ({"unit": torch.tensor(3), "max_examples": 1}, "give the owner of each example"),
         ({"expected_batch": 0}, "must be above 0"),
         *(({"sample_rate": rate}, "^sample_rate=") for rate in (1.5, 0.0, math.nan, 1e-12)),

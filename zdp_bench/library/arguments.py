@@ -5,22 +5,27 @@ Each function raises `UserError` for an argument that cannot be used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from zdp_bench.config.plugins import plugin_keys
-from zdp_bench.errors import UserError, require, unknown
+from zdp_bench.errors import UserError, require, setting, unknown
+from zdp_bench.gradients.parts import leaves_of, pack
 from zdp_bench.library.model_check import require_module
 from zdp_bench.library.optimizers import Several, require_held
 from zdp_bench.privacy.mechanism import MAX_COUNT
+from zdp_bench.training.batches import MICRO_BATCH
 from zdp_bench.training.build import require_step
 
 MAX_SEED = 2**64 - 1
+MAX_SHOWN = 80  # characters of a value in an error
 # Libraries that wrap the user's optimizer in an object with the attribute `optimizer`.
 WRAPPING_LIBRARIES = {"lightning", "pytorch_lightning", "accelerate"}
 
@@ -52,23 +57,88 @@ def require_loss(loss: Any) -> None:
         )
 
 
-def require_whole(key: str, value: Any, min_value: int, max_value: int) -> None:
-    """Reject a value that is not a whole number from `min_value` to `max_value`."""
-    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-    rule = f"must be a whole number from {min_value} to {max_value:,}"
-    require(is_whole and min_value <= value <= max_value, key, value, rule)
+@dataclass(frozen=True)
+class Kind:
+    """What an argument may be.
+
+    Attributes:
+        rule: What is required, worded to follow the argument in an error.
+        fits: Returns True if a value may be used.
+    """
+
+    rule: str
+    fits: Callable[[Any], bool]
+
+    def or_none(self) -> Kind:
+        """Return the kind that also allows None."""
+        return Kind(f"{self.rule}, or None", lambda value: value is None or self.fits(value))
 
 
-def require_whole_or_none(key: str, value: Any, min_value: int, max_value: int) -> None:
-    """Reject a value that is neither None nor a whole number within the limits."""
-    if value is not None:
-        require_whole(key, value, min_value, max_value)
+def _whole_number(min_value: int, max_value: int) -> Kind:
+    """Return the kind of whole numbers from `min_value` to `max_value`."""
+
+    def fits(value: Any) -> bool:
+        is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+        return is_whole and min_value <= value <= max_value
+
+    return Kind(f"must be a whole number from {min_value} to {max_value:,}", fits)
 
 
-def require_number(key: str, value: Any) -> None:
-    """Reject a value that is not a real number."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    require(is_number, key, value, "must be a number")
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_batch(value: Any) -> bool:
+    """Return True for a pair of inputs and targets, of equally many examples."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        return False
+    inputs, targets = map(pack, value)
+    leaves: list[Any] = [*leaves_of(inputs), *leaves_of(targets)]
+    if not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
+        return False
+    return len({len(leaf) for leaf in leaves}) == 1
+
+
+_NUMBER = Kind("must be a number", _is_number)
+_FLAG = Kind("must be True or False", lambda value: isinstance(value, bool))
+_NAME = Kind("must be a name in quotes", lambda value: isinstance(value, str))
+_FUNCTION = Kind("must be a function of the model", callable)
+_BATCH = Kind("must be (inputs, targets), two tensors of equally many examples", _is_batch)
+
+# argument of `make_private`, or option of an algorithm -> its kind. Those that are missing here are
+# checked where they are used.
+KINDS = {
+    "epochs": _whole_number(1, MAX_COUNT),
+    "batch_size": _whole_number(1, MAX_COUNT).or_none(),
+    "max_examples": _whole_number(1, MAX_COUNT).or_none(),
+    "micro_batch": _whole_number(1, MICRO_BATCH).or_none(),
+    "seed": _whole_number(0, MAX_SEED).or_none(),
+    "delta": _NUMBER,
+    "max_grad_norm": _NUMBER,
+    "target_epsilon": _NUMBER.or_none(),
+    "noise_multiplier": _NUMBER.or_none(),
+    "sample_rate": _NUMBER.or_none(),
+    "expected_batch": _NUMBER.or_none(),
+    "count_earlier": _FLAG,
+    "secure": _FLAG,
+    "algorithm": _NAME,
+    "precision": _NAME.or_none(),
+    "regulariser": _FUNCTION.or_none(),
+    "probe": _BATCH.or_none(),
+    "per_layer": _FLAG,
+    "clip_quantile": _NUMBER.or_none(),
+    "gamma": _NUMBER.or_none(),
+    "start_steps": _whole_number(1, MAX_COUNT).or_none(),
+}
+
+
+def require_kinds(arguments: Mapping[str, Any]) -> None:
+    """Reject arguments and options that are not of their kind (`KINDS`)."""
+    for name, value in arguments.items():
+        kind = KINDS.get(name)
+        if kind is not None and not kind.fits(value):
+            shown = textwrap.shorten(setting(name, value), MAX_SHOWN)
+            raise UserError(f"{shown}: {kind.rule}.")
 
 
 def require_sampling(
@@ -83,18 +153,15 @@ def require_sampling(
             "expected_batch."
         )
     if sample_rate is not None:
-        require_number("sample_rate", sample_rate)
         rule = f"must be at least {1 / MAX_COUNT:g} and at most 1"
         require(1 / MAX_COUNT <= sample_rate <= 1, "sample_rate", sample_rate, rule)
     if expected_batch is not None:
-        require_number("expected_batch", expected_batch)
         rule = f"must be above 0 and at most {MAX_COUNT:,}"
         require(0 < expected_batch <= MAX_COUNT, "expected_batch", expected_batch, rule)
 
 
 def require_randomness(seed: int | None, secure: bool) -> None:
-    """Reject a seed that is out of range, or that is combined with `secure`."""
-    require_whole_or_none("seed", seed, 0, MAX_SEED)
+    """Reject a seed that is combined with `secure`."""
     rule = "secure=True uses the operating system's randomness; remove the seed"
     require(seed is None or not secure, "seed", seed, rule)
 

@@ -23,14 +23,12 @@ from zdp_bench.gradients.losses import preserve_random_state
 from zdp_bench.gradients.parts import pack
 from zdp_bench.library.arguments import (
     check_optimizer,
+    require_kinds,
     require_loss,
-    require_number,
     require_options,
     require_randomness,
     require_sampling,
     require_trainable,
-    require_whole,
-    require_whole_or_none,
 )
 from zdp_bench.library.examples import Items
 from zdp_bench.library.journal import TrainingName, open_journal, require_ledger_name
@@ -40,7 +38,7 @@ from zdp_bench.library.optimizers import Regulariser
 from zdp_bench.library.private import Private, Terms
 from zdp_bench.library.units import Unit, Units, find_units
 from zdp_bench.privacy.calibration import calibrate_mechanism
-from zdp_bench.privacy.mechanism import MAX_COUNT, Mechanism, Sampling
+from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.statement import require_delta, warn_of
 from zdp_bench.training.batches import MICRO_BATCH, Size, seed_layers
 from zdp_bench.training.distributed import Ranks, join
@@ -146,16 +144,12 @@ def make_private(
             what to do.
         Busy: Another training, in this process or another, uses the ledger.
     """
+    require_kinds(locals() | options)
     require_gradients("make_private")
     require_trainable(model)
     require_ledger_name(ledger)
-    require_whole("epochs", epochs, 1, MAX_COUNT)
-    require_whole_or_none("batch_size", batch_size, 1, MAX_COUNT)
-    require_whole_or_none("max_examples", max_examples, 1, MAX_COUNT)
-    require_whole_or_none("micro_batch", micro_batch, 1, MAX_COUNT)
     require_randomness(seed, secure)
     require_sampling(batch_size, sample_rate, expected_batch)
-    require_number("delta", delta)
     require_delta("delta", delta)
     optimizer = check_optimizer(model, optimizer)
     require_loss(loss)
