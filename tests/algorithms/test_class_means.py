@@ -212,6 +212,15 @@ def test_the_shares_of_a_start_are_class_means_of_norm_c() -> None:
     torch.testing.assert_close(found, 0.7 * SAFETY * means, rtol=1e-12, atol=0)
 
 
+def test_a_start_sums_in_float64_whatever_the_weights_are() -> None:
+    start, model, _ = make(("dp_sgd", {"start_steps": 2}, "linear"))
+    model.float()
+    noisy = {name: torch.rand_like(value) for name, value in model.named_parameters()}
+    length = float(noisy["linear.weight"].double().norm())
+    start.postprocess(noisy, 4.0)
+    assert start.carried["length"] == pytest.approx(length, rel=1e-12)
+
+
 def test_a_broken_example_and_an_empty_sum_are_zero() -> None:
     algorithm, _, kind = make(CASE)
     assert isinstance(algorithm, ClassMeans)

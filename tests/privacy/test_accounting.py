@@ -486,7 +486,8 @@ def test_epsilon_inverts_delta(mu: float, delta: float) -> None:
 
 def test_epsilon_at_the_edges() -> None:
     assert acc.gdp_epsilon(0.0, 1e-5) == 0.0
-    assert acc.gdp_epsilon(math.inf, 1e-5) == acc.gdp_epsilon(1.0, 0.0) == math.inf
+    assert acc.gdp_epsilon(math.inf, 1e-5) == math.inf
+    assert acc.gdp_epsilon(1.0, 0.0) == acc.gdp_epsilon(1e4, 0.0) == math.inf
     assert acc.gdp_epsilon(1000.1, 1e-5) == pytest.approx(acc.gdp_epsilon(999.9, 1e-5), rel=1e-3)
     assert acc.gdp_epsilon(1000.1, 1e-5) > acc.gdp_epsilon(999.9, 1e-5)
     assert acc.gdp_epsilon(1e5, 1e-5) == pytest.approx(5e9, rel=1e-3)

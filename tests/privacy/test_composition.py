@@ -186,6 +186,14 @@ def run_on(data: str, provenance: str = "own", dataset: str = "folder") -> Spend
     )
 
 
+def test_a_run_is_private_with_any_noise_unless_its_batches_are_shuffled() -> None:
+    shuffled = Sampling("shuffled", 0.05, 50, 1000)
+    cases = ((0.0, poisson(0.05), False), (0.5, poisson(0.05), True), (0.5, shuffled, False))
+    for z, sampling, is_private in cases:
+        run = replace(run_on("a:1"), spent=SpentSteps(z, sampling, 100))
+        assert run.is_private == is_private
+
+
 @pytest.mark.parametrize(
     ("runs", "are_same"),
     [

@@ -50,7 +50,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     """
     if mu == 0:
         return 0.0
-    if math.isinf(mu) or delta <= 0:
+    if math.isinf(mu):
         return math.inf
     if mu > 1000:
         return max(0.0, mu * mu / 2 - mu * float(stats.norm.ppf(delta)))
