@@ -18,6 +18,7 @@ Make = Callable[..., Private]
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainings of other tests, from the same weights on the same data, are none of this one's."""
     monkeypatch.setattr(starts, "_KNOWN", {})
+    monkeypatch.setattr(starts, "_KNOWN_PARAMETERS", {})
 
 
 @pytest.fixture

@@ -296,3 +296,57 @@ def test_a_training_from_the_same_start_or_repeated_by_its_seed_is_apart(
         train(private)
         private.save()
         assert private.report()["start"] == {"weights": "unknown, declared public"}
+
+
+def keep_body(model: nn.Module) -> nn.Module:
+    return nn.Sequential(model[0], nn.Tanh(), nn.Linear(6, CLASSES))
+
+
+def keep_frozen_body(model: nn.Module) -> nn.Module:
+    model[0].requires_grad_(False)
+    return keep_body(model)
+
+
+def load_body(model: nn.Module) -> nn.Module:
+    other = keep_body(network())
+    other[0].load_state_dict(model[0].state_dict())
+    return other
+
+
+KEPT = {"body": keep_body, "frozen": keep_frozen_body, "loaded": load_body}
+
+
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_weights_that_come_in_part_from_a_training_are_said_once(
+    make: Make, tmp_path: Path, kept: str, is_saved: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their ε was left out in silence."""
+    first = make(model := network(), ledger=tmp_path / "first.jsonl")
+    train(first, most=3)
+    if is_saved:
+        first.save()
+    other = KEPT[kept](model)
+    second = make(other, ledger=tmp_path / "second.jsonl")
+    train(second, most=2)
+    second.report()
+    assert caplog.text.count("'0.weight' comes from the training with the ledger first.jsonl") == 1
+
+
+def test_whole_public_and_own_weights_are_not_said_to_come_in_part_from_a_training(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    public = nn.Linear(4, 6).requires_grad_(False)
+    body = [public, nn.Tanh()]
+    model = nn.Sequential(*body, nn.Linear(6, CLASSES))
+    first = make(model, ledger=tmp_path / "first.jsonl")
+    train(first, most=3)
+    first.save()
+    make(model, ledger=tmp_path / "second.jsonl")  # all weights: these are counted
+    other = make(nn.Sequential(*body, nn.Linear(6, CLASSES)), ledger=tmp_path / "third.jsonl")
+    train(other, most=1)
+    again = make(nn.Sequential(*body, nn.Linear(6, CLASSES)), ledger=tmp_path / "first.jsonl")
+    assert again.resume()
+    train(again, most=1)
+    again.report()
+    assert "comes from the training" not in caplog.text

@@ -156,6 +156,7 @@ class Private:
         self._checked_parameters = _trained_parameters(dict(self.model.named_parameters()))
         self._id = secrets.token_hex(8)
         self._earlier: Trainings = frozenset()
+        self._was_warned_of_parts = False
         self._look_up_start()
         self._was_warned = False  # of a change of the weights
         self._write_error: WeightsChangedError | None = None
@@ -399,7 +400,7 @@ class Private:
 
     def _note_weights(self) -> None:
         """Record in this process the trainings that the weights come from."""
-        starts.note(self.model, [self._as_earlier(), *self._earlier])
+        starts.note_trained(self.model, [self._as_earlier(), *self._earlier])
 
     def _has_own_weights(self) -> bool:
         """Return True if the last change of the weights was a step of this training."""
@@ -413,6 +414,26 @@ class Private:
         found = starts.find(self.model, self.journal.path.parent)
         found = starts.exclude(found, self._as_earlier())
         self._earlier = starts.merge([*self._earlier, *found])
+        self._warn_of_parts()
+
+    def _warn_of_parts(self) -> None:
+        """Warn once if a part of the weights comes from a training that ε does not count."""
+        if self._was_warned_of_parts:
+            return
+        counted_ids = {earlier.id for earlier in self._earlier}
+        for name, found in starts.find_in_part(self.model).items():
+            others = starts.exclude(found, self._as_earlier())
+            uncounted = [training for training in others if training.id not in counted_ids]
+            if uncounted:
+                log.warning(
+                    "parameter '%s' comes from the training with the ledger %s, but other weights "
+                    "do not, so no ε here counts it: if both use the same data, state the ε of "
+                    "both, private.epsilon_with(...), or use its ledger with count_earlier=True",
+                    name,
+                    Path(uncounted[0].ledger).name,
+                )
+                self._was_warned_of_parts = True
+                return
 
     def _check_trained(self, parameters: dict[str, nn.Parameter]) -> None:
         """Reject a model whose parameters have hooks, or are not those that were checked."""

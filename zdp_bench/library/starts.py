@@ -20,6 +20,7 @@ from torch import nn
 from zdp_bench.disk import write_bytes
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Shape, Unfit, parse_as, read_json
+from zdp_bench.gradients.clipping import trainable
 from zdp_bench.library.units import PRIVATE_OWNERS
 from zdp_bench.privacy.composition import SpentSteps, compose_epsilon
 from zdp_bench.privacy.mechanism import Sampling
@@ -103,18 +104,43 @@ class _Saved:
 
 
 Trainings = frozenset[Earlier]
-_KNOWN: dict[str, Trainings] = {}  # digest of weights -> their trainings, in this process
+# Trainings of this process, by the digest of a model's weights and by that of one trained parameter
+_KNOWN: dict[str, Trainings] = {}
+_KNOWN_PARAMETERS: dict[str, Trainings] = {}
 
 
 def weights_digest(model: nn.Module) -> str:
     """Return the SHA-256 of a model's parameters, independent of their names and order."""
-    digests = sorted(state_digest({"": parameter}) for parameter in model.parameters())
+    digests = sorted(map(_parameter_digest, model.parameters()))
     return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _parameter_digest(parameter: nn.Parameter) -> str:
+    return state_digest({"": parameter})
 
 
 def note(model: nn.Module, trainings: Iterable[Earlier]) -> None:
     """Record in this process the trainings that a model's weights come from."""
     _KNOWN[weights_digest(model)] = frozenset(trainings)
+
+
+def note_trained(model: nn.Module, trainings: Iterable[Earlier]) -> None:
+    """Record a model's weights like `note`, and each trained parameter, for `find_in_part`."""
+    known_trainings = frozenset(trainings)
+    note(model, known_trainings)
+    for parameter in trainable(model).values():
+        _KNOWN_PARAMETERS[_parameter_digest(parameter)] = known_trainings
+
+
+def find_in_part(model: nn.Module) -> dict[str, Trainings]:
+    """Return the trainings of this process behind each parameter that one of them trained."""
+    if not _KNOWN_PARAMETERS:  # without hashing all parameters
+        return {}
+    found = {}
+    for name, parameter in model.named_parameters():
+        if trainings := _KNOWN_PARAMETERS.get(_parameter_digest(parameter)):
+            found[name] = trainings
+    return found
 
 
 def merge(trainings: Iterable[Earlier]) -> Trainings:
@@ -155,7 +181,7 @@ def save(ledger: Path, model: nn.Module, own: Earlier, earlier: Iterable[Earlier
         earlier: The earlier trainings that the weights come from.
     """
     trainings = [own, *earlier]
-    note(model, trainings)
+    note_trained(model, trainings)
     body = {
         "weights": weights_digest(model),
         "trainings": [training.as_dict() for training in trainings],
