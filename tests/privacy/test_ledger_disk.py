@@ -274,6 +274,20 @@ def test_damage_across_several_lines_lowers_no_count(path: Path) -> None:
         assert tally.count_releases([aside]) >= whole
 
 
+@pytest.mark.parametrize("filling", [b"[", b"x", b" ", b"}", b'"', b"\\", b"7"])
+def test_bytes_without_the_end_of_a_line_are_counted_as_the_steps_that_they_may_cover(
+    path: Path, filling: bytes
+) -> None:
+    """They looked like the last line, cut short by a kill, and counted as one step."""
+    write(path, *range(40))
+    content = path.read_bytes()
+    for begin in range(20, 600, 7):
+        path.with_name("ledger.jsonl.1").write_bytes(
+            content[:begin] + filling * (len(content) - begin)
+        )
+        assert tally.count_releases([path.with_name("ledger.jsonl.1")]) >= 40, begin
+
+
 def raising(fault: BaseException) -> Callable[..., None]:
     def act(*_: object) -> None:
         raise fault

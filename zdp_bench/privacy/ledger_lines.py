@@ -29,8 +29,8 @@ OTHER_VERSION = (
     "was written by another version of zdp-bench, whose lines this one cannot count: keep its "
     "folder, with that version, outside of this results folder"
 )
-# One object, perhaps with another inside, the facts of a head. Damaged files may have zero bytes.
-_BEGINNING_OF_LINE = re.compile(rb"\{[^{}\0\n]*(?:\{[^{}\0\n]*(?:\}[^{}\0\n]*)?)?\}?")
+MAX_TEXT = 80  # characters of the longest text in a line
+MAX_PAIRS = 8  # entries of the longest object in a line
 _encode, _decode = json.JSONEncoder(sort_keys=True).encode, json.JSONDecoder().raw_decode
 
 
@@ -217,7 +217,7 @@ def parse(line: bytes) -> tuple[Entry, str]:
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise damaged from None
     typed = all(type(value) is _TYPES.get(key) for key, value in body.items())
-    if text[end:].strip() or not _is_digest(digest) or not typed:
+    if text[end:] not in ("", "\n", "\r\n") or not _is_digest(digest) or not typed:
         raise damaged
     keys = body.keys()
     if keys == _START_KEYS:
@@ -304,6 +304,29 @@ def read_ledger(path: Path) -> Iterator[Line]:
             if isinstance(entry, Step):
                 last = entry
             yield Line(number, entry, digest)
+
+
+def _make_beginning_of_line() -> re.Pattern[bytes]:
+    """Return the pattern of every beginning of a line, with or without its end.
+
+    A line is an object of texts, whole numbers and truth values. One value of a head, its facts, is
+    an object of texts. No text is longer than `MAX_TEXT`, so damage that covers several lines, such
+    as a run of equal bytes, does not match.
+    """
+    characters = rf'(?:[^"\\\0\n]|\\[^\0\n]){{0,{MAX_TEXT}}}'
+    text, cut_text = f'"{characters}"', rf'"{characters}\\?'
+    value = rf"(?:{text}|\d{{1,20}}|true|false)"
+    cut_value = rf"(?:{cut_text}|{text}|\d{{0,20}}|t(?:r(?:ue?)?)?|f(?:a(?:l(?:se?)?)?)?)"
+    facts = rf"\{{(?:{text}: {text}(?:, {text}: {text}){{0,{MAX_PAIRS}}})?\}}"
+    cut_fact = rf"(?:{cut_text}|{text}(?::(?: (?:{cut_text}|{text})?)?)?)"
+    cut_facts = rf"\{{(?:{text}: {text}, ){{0,{MAX_PAIRS}}}(?:{cut_fact},?)?"
+    pair = rf"{text}: (?:{value}|{facts})"
+    cut_pair = rf"(?:{cut_text}|{text}(?::(?: (?:{cut_value}|{facts}|{cut_facts})?)?)?)"
+    line = rf"\{{(?:{pair}, ){{0,{MAX_PAIRS}}}(?:{cut_pair},?)?\}}?"
+    return re.compile(line.encode())
+
+
+_BEGINNING_OF_LINE = _make_beginning_of_line()
 
 
 def _is_cut(content: bytes) -> bool:
