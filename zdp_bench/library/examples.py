@@ -164,7 +164,7 @@ class Items:
         end = time.monotonic() + REREAD_SECONDS
         with preserve_random_state():
             first_read = self._read_seeded(order[0])
-            for position, (index, other) in enumerate(pairwise([*order, order[0]])):
+            for count, (index, other) in enumerate(pairwise([*order, order[0]]), start=1):
                 other_read = self._read_seeded(other)
                 if not _are_same(first_read, self._read_seeded(index)):
                     raise UserError(
@@ -175,7 +175,7 @@ class Items:
                         "between items."
                     )
                 first_read = other_read
-                if position >= MIN_REREAD and time.monotonic() > end:
+                if count >= MIN_REREAD and time.monotonic() > end:
                     break
 
     def _read_seeded(self, index: int) -> Batch:
