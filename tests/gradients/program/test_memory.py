@@ -40,11 +40,11 @@ def model_of(function: Function) -> Any:
     return model.train()
 
 
-def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+def gradients_of(model: nn.Module, inputs: Tensor = X) -> dict[str, Tensor]:
     """Return the sum of each example's own gradients."""
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     totals = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    for row in X.split(1):
+    for row in inputs.split(1):
 
         def compute_loss(weights: Any, row: Tensor = row) -> Tensor:
             return loss(functional_call(model, weights, (row.clone(),)), TARGETS[:1]).sum()
@@ -189,6 +189,27 @@ WEIGHTS: dict[str, Function] = {
     "before its use": clamp_before_use,
 }
 
+
+def with_gaps(copy: Callable[[Tensor], Tensor]) -> Function:
+    """A product in place of a slice, of which `copy` is a copy, because the slice has gaps."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        part = net.layer(x)[..., :2]
+        part *= 1 + net.shift[:2]
+        copied = copy(part)
+        copied.clamp_(-4, 4)  # no number of X, but some of 20 X
+        return torch.cat((copied.flatten(1), part.flatten(1)), 1)
+
+    return forward
+
+
+GAPS = {
+    "reshape": with_gaps(lambda part: part.reshape(len(part), -1)),
+    "flatten": with_gaps(lambda part: part.flatten(1)),
+    "contiguous": with_gaps(lambda part: part.contiguous()),
+    "transposed": with_gaps(lambda part: part.mT.reshape(len(part), -1)),
+}
+
 CASES = {
     **{f"alias: {name}": function for name, function in ALIASES.items()},
     **{f"no_grad: {name}": function for name, function in WITHOUT_GRADIENTS.items()},
@@ -203,6 +224,16 @@ def test_each_example_has_the_gradient_of_the_model(name: str, engine: Any) -> N
     expected = gradients_of(model)
     sums = clipped_sum(model, loss, (X, TARGETS), LARGE, engine=engine).sums
     torch.testing.assert_close(sums, expected)
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+@pytest.mark.parametrize("name", GAPS)
+def test_what_is_a_copy_in_the_model_is_one_in_its_program(name: str, engine: Any) -> None:
+    """The product has no gaps, so that it was a view of what it was a copy of in the model."""
+    model = model_of(GAPS[name])
+    clipped_sum(model, loss, (X, TARGETS), LARGE, engine=engine)  # records and checks the program
+    sums = clipped_sum(model, loss, (20 * X, TARGETS), LARGE, engine=engine).sums
+    torch.testing.assert_close(sums, gradients_of(model, 20 * X))
 
 
 @pytest.mark.parametrize("name", ["weight: a product", "weight: zeros", "alias: a copy"])

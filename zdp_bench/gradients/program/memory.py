@@ -5,7 +5,8 @@ Schemas do not tell: `dropout(x, 0.0)` returns x itself, `einsum` may return a v
 one, and the memory of its tensors is compared.
 
 `x.mul_(y)` becomes `x.mul(y)` if nothing reads x's memory later in another way, so that a parameter
-y, or x itself if it is computed from parameters, can have per-example gradients.
+y, or x itself if it is computed from parameters, can have per-example gradients. The result must
+also have x's strides, because they decide whether a later operation copies or returns a view.
 """
 
 from __future__ import annotations
@@ -75,12 +76,25 @@ class _Observer(Interpreter):
         super().__init__(*args)
         self.results: dict[str, list[Tensor]] = {}
         self.trained: dict[str, bool] = {}
+        self.keeps_strides: dict[str, bool] = {}
 
     def run_node(self, node: Node) -> Any:
+        if is_mutable(node):
+            self.keeps_strides[node.name] = self._keeps_strides(node)
         result = super().run_node(node)
         self.results[node.name] = tensors_in(result)
         self.trained[node.name] = any(leaf.requires_grad for leaf in tensors_in(result))
         return result
+
+    def _keeps_strides(self, node: Node) -> bool:
+        """Return True if the out-of-place variant of an operation has the strides of its tensor."""
+        functional = _functional_of(node)
+        arguments, keywords = self.fetch_args_kwargs_from_env(node)
+        if functional is None or not isinstance(arguments[0], Tensor):
+            return False
+        with torch.no_grad():
+            result = functional(*arguments, **keywords)
+        return _strides_of(result) == _strides_of(arguments[0])
 
 
 def _note_memory(recorded: Recorded, model: nn.Module, inputs: Tensor) -> None:
@@ -102,6 +116,8 @@ def _note_memory(recorded: Recorded, model: nn.Module, inputs: Tensor) -> None:
         memory = {(len(inputs), leaf.untyped_storage()._cdata) for leaf in results}
         node.meta["memory"] = node.meta.get("memory", frozenset()) | memory
         node.meta["trained"] = observer.trained.get(node.name, False)
+        keeps_strides = observer.keeps_strides.get(node.name, False)
+        node.meta["keeps_strides"] = node.meta.get("keeps_strides", True) and keeps_strides
 
 
 def _resolve(
@@ -167,9 +183,10 @@ def _out_of_place(node: Node) -> Any:
 
     The variant must have the same arguments, and the result must have the type of the tensor.
     """
-    target: Any = node.target
     written, *others = node.args
     if not isinstance(written, Node) or _versions_of(written)[-1].op == "placeholder":
+        return None
+    if not node.meta["keeps_strides"]:
         return None
     value = written.meta["val"]
     operands = [operand.meta["val"] for operand in nodes_in(others, node.kwargs)]
@@ -177,13 +194,27 @@ def _out_of_place(node: Node) -> Any:
     is_computed_weight = written.meta["trained"] and not symbolic_dims(value)
     if not tensors and not is_computed_weight:
         return None
+    if any(operand.dtype != value.dtype for operand in tensors):
+        return None
+    return _functional_of(node)
+
+
+def _functional_of(node: Node) -> Any:
+    """Return the out-of-place variant of an operation with the same arguments, or None."""
+    target: Any = node.target
     name = name_of(node).removesuffix("_")
-    if name == "copy" or any(operand.dtype != value.dtype for operand in tensors):
-        return None  # autograd has no derivative of `copy`
+    if name == "copy":
+        return None  # autograd has no derivative of it
     functional = getattr(getattr(aten, name, None), target._overloadname, None)
     if functional is None or _parameters_of(functional) != _parameters_of(target):
         return None
     return functional
+
+
+def _strides_of(tensor: Tensor) -> list[int]:
+    """Return the strides of a tensor's dimensions that have several entries."""
+    dimensions = zip(tensor.shape, tensor.stride(), strict=True)
+    return [stride for size, stride in dimensions if size > 1]
 
 
 def _parameters_of(operation: Any) -> list[tuple[str, str]]:
