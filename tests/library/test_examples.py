@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from tests.library.conftest import Make
 from zdp_bench.errors import UserError
@@ -58,7 +59,7 @@ def test_items_with_other_keys_are_refused(items: list[Any]) -> None:
         Items(items).batch([1])  # a batch without the first
 
 
-class Changing:
+class Changing(Dataset[Any]):
     """A data set whose items are what a function returns for their index and for what it kept."""
 
     def __init__(self, read: Callable[[int, dict[str, Any]], Any], length: int = 60) -> None:
@@ -143,6 +144,35 @@ def test_items_that_depend_on_those_before_are_refused(make: Make, name: str) ->
 @pytest.mark.parametrize("name", INDEPENDENT)
 def test_items_that_draw_from_global_generators_or_are_cached_are_accepted(name: str) -> None:
     Items(Changing(INDEPENDENT[name])).require_independent()
+
+
+class Shift:
+    """A random transform as MONAI's: it has a generator, which `set_random_state` seeds."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.RandomState(0)
+
+    def set_random_state(self, seed: int) -> None:
+        self.generator = np.random.RandomState(seed)
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        return values + self.generator.randn()
+
+
+@pytest.mark.parametrize("place", ["dataset", "concatenated", "subset"])
+def test_monais_transforms_are_seeded_from_torchs_generator(place: str) -> None:
+    """So an item's numbers do not follow from how many items were read before it."""
+    shifted: Any = Changing(lambda index, kept: shifted.transform(row(index)))
+    shifted.transform = Shift()
+    whole = {
+        "dataset": shifted,
+        "concatenated": ConcatDataset([shifted, shifted]),
+        "subset": Subset(shifted, range(9)),
+    }[place]
+    items = Items(whole)
+    items.require_independent()
+    draws = [items.batch([1])[0] for _ in range(2)]
+    assert not torch.equal(*draws)
 
 
 def test_reading_again_leaves_the_global_generators_as_they_were() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch
@@ -33,6 +33,7 @@ DIGEST_BATCH = 256  # number of examples that are hashed at once
 MIN_REREAD = 8
 MAX_REREAD = 1000
 REREAD_SECONDS = 2.0
+MAX_DATASETS = 1000  # number of datasets in another one, such as a ConcatDataset
 IMMUTABLE = (bool, int, float, complex, str, bytes, np.generic)
 
 
@@ -99,6 +100,7 @@ class Items:
         Raises:
             UserError: An item is not a pair, or the items do not form a batch of tensors.
         """
+        self._seed_transforms()
         # Copy each item before the next is read, because a dataset may reuse one tensor for all.
         items = [_copy_item(self.dataset[int(index)]) for index in indices]
         if not isinstance(items[0], tuple | list) or len(items[0]) != 2:
@@ -132,6 +134,21 @@ class Items:
                 "first. Convert them in the dataset."
             )
         return inputs, targets
+
+    def _seed_transforms(self) -> None:
+        """Seed MONAI's random transforms, which have generators of their own, from torch's."""
+        for transform in self._random_transforms:
+            transform.set_random_state(seed=int(torch.randint(2**32, ())))
+
+    @cached_property
+    def _random_transforms(self) -> list[Any]:
+        """Objects with MONAI's `set_random_state`, in the dataset and in datasets inside it."""
+        found = []
+        for dataset in _datasets_in(self.dataset):
+            for value in (dataset, *getattr(dataset, "__dict__", {}).values()):
+                if callable(getattr(value, "set_random_state", None)):
+                    found.append(value)
+        return found
 
     @cached_property
     def _first_keys(self) -> Any:
@@ -198,6 +215,17 @@ class Items:
             part = state_digest({"inputs": unpack(inputs), "targets": unpack(targets)})
             chain.update(part.encode())
         return chain.hexdigest()
+
+
+def _datasets_in(dataset: Any) -> list[Any]:
+    """Return a dataset and those that it reads, such as the parts of a ConcatDataset."""
+    found = [dataset]
+    for outer in found:  # which grows
+        for value in getattr(outer, "__dict__", {}).values():
+            entries = value[:MAX_DATASETS] if isinstance(value, list | tuple) else [value]
+            inner = [entry for entry in entries if isinstance(entry, Dataset)]
+            found += [entry for entry in inner if all(entry is not known for known in found)]
+    return found
 
 
 def _spread(length: int, max_count: int) -> list[int]:
