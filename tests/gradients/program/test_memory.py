@@ -236,6 +236,36 @@ def test_what_is_a_copy_in_the_model_is_one_in_its_program(name: str, engine: An
     torch.testing.assert_close(sums, gradients_of(model, 20 * X))
 
 
+def clamp_a_view(net: Any, x: Tensor) -> Tensor:
+    net_input = x.flatten(1)  # a view, unless x is channels-last
+    net_input.clamp_(-1, 1)
+    return net.first(x) + net.second(2 * x)
+
+
+def clamp_a_copy(net: Any, x: Tensor) -> Tensor:
+    last = x.permute(0, 2, 3, 1).contiguous()  # a copy, unless x is channels-last
+    last.clamp_(-1, 1)
+    return net.first(x) + net.second(last.permute(0, 3, 1, 2))
+
+
+def clamp_a_view_of_a_map(net: Any, x: Tensor) -> Tensor:
+    maps = net.first(x)
+    maps.flatten(1).clamp_(-1, 1)
+    return maps + net.second(x)
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+@pytest.mark.parametrize("function", [clamp_a_view, clamp_a_copy, clamp_a_view_of_a_map])
+def test_views_are_those_of_the_recordings_memory_format(function: Function, engine: Any) -> None:
+    """Maps of several convolutions are channels-last in a step, where views are other ones."""
+    torch.manual_seed(0)
+    layers = {name: nn.Conv2d(3, 2, 1).double() for name in ("first", "second")}
+    model = Made(function, **layers)
+    images = 3 * torch.randn(4, 3, 5, 4, dtype=torch.float64)
+    sums = clipped_sum(model, loss, (images.clone(), TARGETS), LARGE, engine=engine).sums
+    torch.testing.assert_close(sums, gradients_of(model, images))
+
+
 @pytest.mark.parametrize("name", ["weight: a product", "weight: zeros", "alias: a copy"])
 def test_what_nothing_else_reads_has_rules(name: str) -> None:
     program = state_of(model_of(CASES[name]), X).program

@@ -130,8 +130,10 @@ class Program:
         inputs: Tensor,
     ) -> list[Any]:
         """Return the values of the placeholders of `plain`."""
-        if self.recorded.writes:  # an operation may overwrite the inputs
-            inputs = map_leaves(torch.clone, inputs)
+        if self.recorded.writes:
+            # An operation may overwrite the inputs. In another memory format than the recording's,
+            # views of them could be copies, and copies views.
+            inputs = map_leaves(_clone_contiguous, inputs)
         return bind(self.recorded, self.leaves, model, inputs)
 
     def names_used(self, model: nn.Module) -> set[str]:
@@ -147,6 +149,10 @@ class Program:
             for name, _ in [*module.named_parameters(), *module.named_buffers()]:
                 names.add(f"{leaf}.{name}")
         return names
+
+
+def _clone_contiguous(leaf: Tensor) -> Tensor:
+    return leaf.clone(memory_format=torch.contiguous_format)
 
 
 def _are_equal(first: Any, second: Any) -> bool:
