@@ -144,7 +144,24 @@ def mask(net: Any, x: Tensor) -> Tensor:
     return h * kept
 
 
+def fill(write: Callable[[Any, Tensor, Tensor], object]) -> Function:
+    """Write to new memory in no_grad, and read it with gradients."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        kept = torch.zeros_like(x)
+        with torch.no_grad():
+            write(net, kept, x)
+        return kept * net.layer(x)
+
+    return forward
+
+
 WITHOUT_GRADIENTS: dict[str, Function] = {
+    "a slice of outputs": fill(
+        lambda net, kept, x: kept[..., :2].copy_(net.layer(x)[..., :2]),
+    ),
+    "a sum of outputs": fill(lambda net, kept, x: kept.add_(net.layer(x).mT)),
+    "a computed weight": fill(lambda net, kept, x: kept[..., 0].add_(net.shift.exp().sum())),
     "a column": zero_column,
     "a product": triple,
     "the output": clamp,

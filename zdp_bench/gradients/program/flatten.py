@@ -15,7 +15,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_map
 
-from zdp_bench.gradients.program.calls import Alone, is_tensor, name_of
+from zdp_bench.gradients.program.calls import Alone, is_mutable, is_tensor, name_of, written_by
 
 aten = torch.ops.aten
 
@@ -77,6 +77,8 @@ def _copy_nodes(
         copy.meta["frozen"] = frozen
         copies[node] = copy
         _make_safe(copy)
+        if frozen and is_mutable(copy):
+            _detach_operands(graph, copy)
 
 
 def _copy_part(
@@ -107,6 +109,14 @@ def _detach(graph: Graph, node: Any) -> Any:
     detached = graph.call_function(aten.detach.default, (node,))
     detached.meta = dict(node.meta)
     return detached
+
+
+def _detach_operands(graph: Graph, node: Node) -> None:
+    """Detach what an operation writes to another tensor, which outlives the part's own results."""
+    for operand in node.all_input_nodes:
+        if operand not in written_by(node) and is_tensor(operand):
+            with graph.inserting_before(node):
+                node.replace_input_with(operand, _detach(graph, operand))
 
 
 def _make_safe(node: Node) -> None:
