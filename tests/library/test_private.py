@@ -70,6 +70,10 @@ def test_epsilon_is_that_of_the_steps_so_far(make: Make) -> None:
     assert report["fixed_state"] == []
 
 
+def test_numpys_numbers_are_taken_as_arguments(make: Make) -> None:
+    assert make(target_epsilon=np.float32(2.0)).terms.target_epsilon == 2.0
+
+
 def test_the_target_is_kept_also_where_steps_are_taken_again(make: Make, caplog: Any) -> None:
     private = make(target_epsilon=2.0, per_layer=True)
     assert private.algorithm.clipping.per_layer  # type: ignore[attr-defined]

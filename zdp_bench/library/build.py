@@ -170,6 +170,7 @@ def make_private(
     empty_inputs, _ = empty_batch
     problem = Problem(model, example_loss, plan.sampling, seed or 0, empty_inputs)
     settings = {"name": algorithm, "max_grad_norm": max_grad_norm} | options
+    target_epsilon = None if target_epsilon is None else float(target_epsilon)  # NumPy's too
     noise = Noise(noise_multiplier, target_epsilon, delta)
     private_algorithm = _build_algorithm(problem, plan, settings, noise)
     if units.owners is not None:

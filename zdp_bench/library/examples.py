@@ -170,9 +170,10 @@ class Items:
     def require_independent(self) -> None:
         """Reject a dataset in which an item depends on those that were read before it.
 
-        Of up to 1,000 items, spread over the dataset, each is read twice, after different items and
-        with the same seed of the global random generators. Slow items are read for up to 2 seconds,
-        but at least 8 of them. This does not detect items that are computed from other items.
+        Of up to 1,000 items, spread over the dataset, each is read twice, after different items, at
+        varying distances and with the same seed of the global random generators. Slow items are
+        read for up to 2 seconds, but at least 8 of them. This does not detect items that are
+        computed from other items, or cached ones that were.
 
         Raises:
             UserError: An item differed when it was read again.
@@ -183,13 +184,15 @@ class Items:
             first_read = self._read_seeded(order[0])
             for count, (index, other) in enumerate(pairwise([*order, order[0]]), start=1):
                 other_read = self._read_seeded(other)
+                if count % 4 == 0:  # a change at every third read shows at another distance
+                    self._read_seeded(order[0])
                 if not _are_same(first_read, self._read_seeded(index)):
                     raise UserError(
                         f"dataset: item {index:,} differs when it is read again after other items, "
                         "although torch's, NumPy's and random's global generators had the same "
-                        "seed, so one example could change others: draw random numbers from these "
-                        "generators, or seed your own from them in __getitem__, and keep no state "
-                        "between items."
+                        "seed. If it depends on other items, one example can change them: draw "
+                        "random numbers from these generators, or seed your own from them in "
+                        "__getitem__, and keep no state between items."
                     )
                 first_read = other_read
                 if count >= MIN_REREAD and time.monotonic() > end:
