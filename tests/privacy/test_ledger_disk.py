@@ -394,17 +394,22 @@ def test_an_end_that_no_kill_leaves_is_damage_and_counts_as_what_it_can_hold(
 
 @pytest.mark.parametrize(
     "put",
-    [lambda path: path.symlink_to("none"), Path.mkdir, os.mkfifo],
-    ids=["link", "dir", "pipe"],
+    [
+        lambda path: path.symlink_to("none"),
+        lambda path: path.symlink_to(path.name),
+        lambda path: (path.touch(), os.truncate(path, 2**36)),
+        Path.mkdir,
+        os.mkfifo,
+    ],
+    ids=["link", "loop", "64 GiB", "dir", "pipe"],
 )
 def test_a_ledger_set_aside_that_cannot_be_read_is_one_sentence(
     path: Path, put: Callable[[Path], object]
 ) -> None:
     write(path, 0, 1)
     put(path.with_name(f"{path.name}.1"))
-    with pytest.raises(
-        UserError, match=r"ledger\.jsonl\.1: (cannot be read|is not a regular file)"
-    ):
+    reasons = "cannot be read|is not a regular file|is larger than any"
+    with pytest.raises(UserError, match=rf"ledger\.jsonl\.1: ({reasons})"):
         reopen(path)
 
 

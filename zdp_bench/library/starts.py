@@ -247,7 +247,7 @@ def note_export(model: nn.Module, source: Mapping[str, Any], ledger: Path) -> No
             training = Earlier.from_dict(plain)
             # Trainings of older versions may have ledgers of the same name.
             trainings.append(replace(training, id=training.id or f"{digest}:{number}"))
-    except (Unfit, ValueError) as error:
+    except (Unfit, ValueError, RuntimeError) as error:  # of a link to itself
         raise UserError(f"{ledger.parent}: is damaged: {error}.") from None
     note(model, trainings)
 

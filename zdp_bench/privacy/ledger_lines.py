@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -29,6 +30,7 @@ OTHER_VERSION = (
     "was written by another version of zdp-bench, whose lines this one cannot count: keep its "
     "folder, with that version, outside of this results folder"
 )
+MAX_LEDGER = 1 << 32  # bytes, of about 30 million steps
 MAX_TEXT = 80  # characters of the longest text in a line
 MAX_PAIRS = 8  # entries of the longest object in a line
 _encode, _decode = json.JSONEncoder(sort_keys=True).encode, json.JSONDecoder().raw_decode
@@ -344,9 +346,13 @@ def open_ledger_file(path: Path) -> BufferedReader:
         UserError: the file cannot be read, so its steps cannot be counted.
     """
     try:
-        return open_regular(path)
+        file = open_regular(path)
     except OSError as error:
         raise unreadable(error) from None
+    if os.fstat(file.fileno()).st_size > MAX_LEDGER:
+        file.close()
+        raise UserError(f"{path}: is larger than any ledger, so its steps cannot be counted.")
+    return file
 
 
 def unreadable(error: OSError) -> UserError:
