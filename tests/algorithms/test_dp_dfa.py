@@ -385,3 +385,5 @@ def test_a_bound_that_the_bias_alone_takes_up_is_refused() -> None:
     with pytest.raises(UserError, match=r"algorithm\.max_grad_norm=0\.5: is too small"):
         dfa(one_layer, max_grad_norm=0.5, error_clip=0.5)
     assert dfa(one_layer, max_grad_norm=0.5, error_clip=0.3).activation_clips[0] > 0
+    without_bias = nn.Sequential(nn.Flatten(), nn.Linear(84, 3, bias=False))
+    assert dfa(without_bias, max_grad_norm=0.5, error_clip=0.5).activation_clips == [1.0]

@@ -269,13 +269,13 @@ def test_a_layer_keeps_a_forward_function_of_its_own() -> None:
 @pytest.mark.parametrize("engine", ["fast", "reference"])
 @pytest.mark.parametrize("per_layer", [False, True], ids=["flat", "per layer"])
 @pytest.mark.parametrize("broken", [False, True], ids=["finite", "one example is not"])
-def test_examples_added_one_by_one_are_the_sum_of_them_all(
+def test_examples_added_a_few_at_a_time_are_the_sum_of_them_all(
     engine: Engine, per_layer: bool, broken: bool
 ) -> None:
     """Each is added in place; one that is not finite adds nothing."""
     torch.manual_seed(0)
-    sizes = ((3, 16, 3, 1, 1), (16, 16, 3, 1, 1), (16, 2, 2))
-    model = nn.Sequential(*(ComplexConv2d(*of) for of in sizes))
+    layers = ((3, 16, 3, 1, 1), (16, 16, 3, 1, 1), (16, 2, 2))
+    model = nn.Sequential(*(ComplexConv2d(*of) for of in layers))
     inputs, targets = torch.randn(4, 3, 9, 10, dtype=torch.complex64), torch.zeros(4)
     if broken:
         inputs[2, 0, 0, 0] = torch.nan
@@ -283,9 +283,10 @@ def test_examples_added_one_by_one_are_the_sum_of_them_all(
     whole = clipped_sum(model, loss, (inputs, targets), 0.5, **how)
     total: dict[str, Tensor] = {}
     norms = []
-    for one in zip(inputs.split(1), targets.split(1), strict=True):
+    sizes = [1, 1, 2]  # a single one is added without a pass over memory of its own
+    for few in zip(inputs.split(sizes), targets.split(sizes), strict=True):
         held = {name: value.data_ptr() for name, value in total.items()}
-        clipped = clipped_sum(model, loss, one, 0.5, **how, into=total)
+        clipped = clipped_sum(model, loss, few, 0.5, **how, into=total)
         assert clipped.sums is total
         assert not norms or {name: value.data_ptr() for name, value in total.items()} == held
         norms.append(clipped.norms)
@@ -304,6 +305,23 @@ def test_a_parameter_that_does_not_move_the_loss_has_a_plain_zero(engine: Engine
         sums = clipped_sum(model, loss, batch, 1.0, engine=engine).sums
         assert not any(value.requires_grad for value in sums.values())
         assert norm({name: sums[name] for name in ("idle.weight", "idle.bias")}) == 0
+
+
+def test_a_layer_counts_by_those_of_its_calls_that_move_the_loss() -> None:
+    calls = lambda net, x: net.layer(x) + 0 * net.layer(2 * x).detach()  # noqa: E731
+    model = Made(calls, layer=nn.Linear(3, 2))
+    found, expected = (
+        clipped_sum(model, loss, (INPUTS, TARGETS), 0.1, engine=engine) for engine in ENGINES
+    )
+    torch.testing.assert_close(found.sums, expected.sums)
+    assert norm(found.sums) > 0.1
+
+
+def test_an_example_has_the_same_random_numbers_in_each_of_its_passes() -> None:
+    """Else a model with dropout would be taken for one that remembers other examples."""
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2))
+    gradients = reference.differentiate_in_loop(model, loss, (INPUTS, TARGETS))
+    assert gradients["1.weight"].shape == (4, 2, 3)
 
 
 @pytest.mark.parametrize(("slope", "value"), [(1e20, 1.34e25), (1e3, 1e30)])

@@ -194,7 +194,7 @@ NO_LOSS = Law(1.0, 0, np.array([1.0]), 0.0)  # its moments are nothing but round
         ([(normal_losses(0.3), 3)], 1e-15, 4.2074369016),  # the best order is 16.5
         ([(normal_losses(0.5), 400)], 1e-15, 131.47453953),  # 1.8
         ([(normal_losses(0.3), 3), (normal_losses(0.5), 20)], 1e-15, 20.919203289),
-        ([(NO_LOSS, 10**12)], 1e-15, 0.0024340920117),
+        ([(NO_LOSS, 10**16)], 1e-15, 0.012434092012),
     ],
 )
 def test_an_epsilon_by_moments_is_the_same_from_version_to_version(
