@@ -143,12 +143,12 @@ class Items:
     @cached_property
     def _random_transforms(self) -> list[Any]:
         """Objects with MONAI's `set_random_state`, in the dataset and in datasets inside it."""
-        found = []
+        transforms = []
         for dataset in _datasets_in(self.dataset):
             for value in (dataset, *getattr(dataset, "__dict__", {}).values()):
                 if callable(getattr(value, "set_random_state", None)):
-                    found.append(value)
-        return found
+                    transforms.append(value)
+        return transforms
 
     @cached_property
     def _first_keys(self) -> Any:
@@ -222,13 +222,13 @@ class Items:
 
 def _datasets_in(dataset: Any) -> list[Any]:
     """Return a dataset and those that it reads, such as the parts of a ConcatDataset."""
-    found = [dataset]
-    for outer in found:  # which grows
+    datasets = [dataset]
+    for outer in datasets:  # which grows
         for value in getattr(outer, "__dict__", {}).values():
             entries = value[:MAX_DATASETS] if isinstance(value, list | tuple) else [value]
             inner = [entry for entry in entries if isinstance(entry, Dataset)]
-            found += [entry for entry in inner if all(entry is not known for known in found)]
-    return found
+            datasets += [entry for entry in inner if all(entry is not known for known in datasets)]
+    return datasets
 
 
 def _spread(length: int, max_count: int) -> list[int]:
