@@ -186,6 +186,21 @@ def require(condition: bool, key: str, value: object, rule: str) -> None:
         raise UserError(f"{setting(key, value)}: {rule}.")
 
 
+def wrong_type(name: str, value: object, expected: str, instead: str) -> UserError:
+    """Return the error for an argument of a wrong type.
+
+    Args:
+        name: name of the argument.
+        value: its value, of which only the type is stated.
+        expected: what is required, such as "a torch.nn module".
+        instead: what to write instead.
+    """
+    given = f"a value of type {type(value).__name__}"
+    if isinstance(value, type):
+        given = f"the class {value.__name__}"
+    return UserError(f"{name}: {given} was given, but {expected} is required: {instead}.")
+
+
 def explain_missing(error: ImportError) -> UserError | None:
     """Return the sentence for a package of an extra, or for file locks on Windows.
 

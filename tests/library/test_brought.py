@@ -111,7 +111,7 @@ def test_an_optimizer_holds_each_parameter_of_the_model_once(make: Make) -> None
     for late in (lambda: train(private), lambda: make(model, optimizer=sgd)):
         with pytest.raises(UserError, match="a parameter that does not belong to the model"):
             late()
-    with pytest.raises(UserError, match=r"^optimizer: dict is not an optimizer of torch\.optim"):
+    with pytest.raises(UserError, match=r"^optimizer: a value of type dict was given, but an opt"):
         make(model, optimizer={"lr": 0.5})
 
 
@@ -394,7 +394,7 @@ KEEPS = "output for an example changes once others have been processed, so the m
         ({"loss": lambda o, t: loss(o.detach(), t)}, WITHOUT_OUTPUTS),
         ({"loss": lambda o, t: (o.argmax(1) != t).float()}, WITHOUT_OUTPUTS),
         ({"loss": lambda o, t: loss(torch.tensor(o.detach().tolist()), t)}, WITHOUT_OUTPUTS),
-        ({"loss": "cross_entropy"}, "give a function of"),
+        ({"loss": "cross_entropy"}, "str was given, but a function of"),
         ({"model": lambda: between(weight_norm(nn.Linear(6, 6)))}, "layer '1' .*weight_norm wri"),
         ({"model": autocast}, "'inside' .* runs under torch.autocast.*precision=\"bf16\""),
         (
@@ -483,11 +483,6 @@ def test_a_lazy_module_is_asked_for_a_first_call(make: Make) -> None:
     [
         (lambda p: torch.optim.Adam(p, capturable=True), "Adam cannot take a private step"),
         (torch.optim.LBFGS, "LBFGS cannot take a private step.*closure"),
-        (lambda p: torch.optim.SGD, "is not an optimizer of torch"),
-        (
-            lambda p: torch.optim.lr_scheduler.StepLR(torch.optim.SGD(p), 1),
-            "Step a scheduler yourself",
-        ),
     ],
 )
 def test_an_optimizer_that_cannot_step_is_refused_before_a_step_counts(

@@ -29,6 +29,18 @@ MANY: dict[str, Any] = {
 BOUND = 0.5  # below some norms, and above others
 
 
+class Table:
+    """What a table of pandas is to `unit`: as many columns as there are examples."""
+
+    columns = range(EXAMPLES)
+
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def __iter__(self) -> Any:
+        return iter(self.columns)
+
+
 def mean_gradients(model: nn.Module, owners: list[str]) -> dict[str, dict[str, Tensor]]:
     """The gradient of each owner's mean loss, by torch.func."""
     parameters = {name: p.detach() for name, p in model.named_parameters()}
@@ -123,10 +135,14 @@ def test_a_ledger_of_other_owners_is_refused(make: Make) -> None:
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"unit": "patient"}, "a column of 60 owners or as a function"),
+        ({"unit": "patient"}, r"str was given, but a column of 60 owners .*table\["),
         ({"unit": OWNERS[1:]}, "names the owners of 59 examples, but the dataset has 60"),
-        ({"unit": [None, *OWNERS[1:]]}, "owner of example 0 is None, which is missing"),
-        ({"unit": lambda _: object()}, "cannot be compared"),
+        ({"unit": [None, *OWNERS[1:]]}, "owner of example 0 is None: every example needs"),
+        ({"unit": lambda _: object()}, "that is a string or a number"),
+        ({"unit": set(range(EXAMPLES))}, "a value of type set was given"),
+        ({"unit": list}, "the class list was given"),
+        ({"unit": Table()}, r'a value of type Table was given.*table\["patient"\] or'),
+        ({"unit": np.array(["2020-01-01", "NaT"] * 30, "M8[ns]")}, "'NaT' stands for a missing"),
         (MANY | {"dataset": data(), "unit": OWNERS}, "with n = 15, adding or removing one"),
         ({"max_examples": 2}, "has an effect with unit= only"),
         ({"unit": OWNERS, "algorithm": "gredp", "max_examples": 2}, "cannot clip several exam"),
@@ -173,7 +189,17 @@ def test_tensors_of_one_number_are_one_owner() -> None:
     sites, patients = np.array([0, 0, 1]), np.array([5, 5, 5])
     pairs = list(zip(sites, patients, strict=True))
     rows = np.stack([sites, patients], axis=1)
-    for unit in (column, [*column], lambda index: column[index], pairs, rows, torch.tensor(rows)):
+    dates = np.array([4, 4, 7], "M8[D]")
+    for unit in (
+        dates,
+        [*zip(dates)],
+        column,
+        [*column],
+        lambda index: column[index],
+        pairs,
+        rows,
+        torch.tensor(rows),
+    ):
         owners = find_owners(unit, 3, None)
         assert owners is not None
         assert owners.count == 2

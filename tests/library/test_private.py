@@ -70,10 +70,6 @@ def test_epsilon_is_that_of_the_steps_so_far(make: Make) -> None:
     assert report["fixed_state"] == []
 
 
-def test_numpys_numbers_are_taken_as_arguments(make: Make) -> None:
-    assert make(target_epsilon=np.float32(2.0)).terms.target_epsilon == 2.0
-
-
 def test_the_target_is_kept_also_where_steps_are_taken_again(make: Make, caplog: Any) -> None:
     private = make(target_epsilon=2.0, per_layer=True)
     assert private.algorithm.clipping.per_layer  # type: ignore[attr-defined]
@@ -459,9 +455,11 @@ class Stream(IterableDataset):
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_what_is_no_module_of_torch_is_refused(make: Make) -> None:
     given = defaults(network()) | {"noise_multiplier": 1.2}
-    for model in (5, network, torch.jit.script(network())):
-        with pytest.raises(UserError, match=r"a torch\.nn module is required"):
-            zdp_bench.make_private(model, **given)
+    for model in (network(), nn.Sequential(network())):
+        scripted = nn.Sequential(torch.jit.script(model))
+        for refused in (scripted, scripted[0]):
+            with pytest.raises(UserError, match=r"the torch\.nn module that it was compiled from"):
+                zdp_bench.make_private(refused, **given)
 
 
 PROBES: list[Any] = [
@@ -478,11 +476,14 @@ PROBES: list[Any] = [
         ({"model": network().eval()}, r"call model\.train\(\) before"),
         ({"model": network().requires_grad_(False)}, "nothing to train"),
         ({"optimizer": torch.optim.SGD(network().parameters())}, r"'0\.weight' requires a grad"),
-        ({"dataset": Stream()}, "give a map-style Dataset"),
+        ({"dataset": Stream()}, "type Stream was given, but a map-style Dataset"),
         ({"dataset": []}, "it has no example"),
         ({"expected_batch": None}, "sample_rate and expected_batch go together"),
         ({"algorithm": "dp_sdg"}, "Did you mean 'dp_sgd'"),
-        ({"dataset": [torch.zeros(4)] * 20}, r"a pair \(input, target\) is needed"),
+        (
+            {"dataset": TensorDataset(*[torch.zeros(60)] * 3)},
+            r"tuple and length 3, but a pair \(in",
+        ),
         (by_size(130, [(torch.zeros(4), 0)] * 120), "batch_size=130: the dataset has only 120 to"),
         (by_size(2), "with n = 60, adding or removing one changes the sampling rate"),
         ({"batch_size": 12}, "give batch_size or sample_rate, and not both"),
@@ -506,7 +507,7 @@ PROBES: list[Any] = [
         *(({"sample_rate": rate}, "^sample_rate=.*a number") for rate in ("0.1", {}, True)),
         ({"expected_batch": "6"}, "^expected_batch=.*a number"),
         ({"ledger": 3}, r"ends in \.jsonl"),
-        ({"micro_batch": 1025}, "^micro_batch=1025: must be a whole number from 1 to 1,024"),
+        ({"micro_batch": 1025}, "^micro_batch=1025: .* whole number from 1 to 1,024"),
         *(({"precision": kind}, "^precision=.*a name") for kind in (16, torch.bfloat16)),
         *(({"algorithm": name}, "^algorithm=.*a name in quotes") for name in (None, 1)),
         *(({"probe": batch}, r"^probe=.*\(inputs, targets\)") for batch in PROBES),

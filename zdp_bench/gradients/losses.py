@@ -319,7 +319,7 @@ class PerExample:
             return losses
         raise UserError(
             f"the loss gives {description} for 1 example: it must return one real number per "
-            "example, never a mean."
+            'example, never a mean; torch\'s losses do with reduction="none".'
         )
 
 

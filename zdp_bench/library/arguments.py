@@ -1,4 +1,4 @@
-"""Check the arguments of `make_private` before anything is built or read.
+"""Check the arguments of the library's functions before anything is built or read.
 
 Each function raises `UserError` for an argument that cannot be used.
 """
@@ -8,26 +8,74 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import UninitializedParameter
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from zdp_bench.config.plugins import plugin_keys
-from zdp_bench.errors import UserError, require, setting, unknown
+from zdp_bench.errors import UserError, require, setting, unknown, wrong_type
 from zdp_bench.gradients.parts import leaves_of, pack
-from zdp_bench.library.model_check import require_module
 from zdp_bench.library.optimizers import Several, require_held
 from zdp_bench.privacy.mechanism import MAX_COUNT
 from zdp_bench.training.batches import MICRO_BATCH
 from zdp_bench.training.build import require_step
 
+P = ParamSpec("P")
+R = TypeVar("R")
 MAX_SEED = 2**64 - 1
 MAX_SHOWN = 80  # characters of a value in an error
 # Libraries that wrap the user's optimizer in an object with the attribute `optimizer`.
 WRAPPING_LIBRARIES = {"lightning", "pytorch_lightning", "accelerate"}
+
+
+def require_module(model: Any) -> None:
+    """Reject a model that is not a `torch.nn` module, or whose weights cannot be trained here.
+
+    Raises:
+        UserError: The model is not a module, a layer is a TorchScript module, or its weights are
+            sharded, not initialized, on the meta device, or all frozen.
+    """
+    modules = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
+    scripted = [name for name, part in modules.items() if isinstance(part, torch.jit.ScriptModule)]
+    if not modules:
+        instead = "create one, such as torch.nn.Linear(4, 3)"
+        raise wrong_type("model", model, "a torch.nn module", instead)
+    if scripted:
+        layer = f"layer '{scripted[0]}'" if scripted[0] else "it"
+        raise UserError(
+            f"model: {layer} is a TorchScript module, whose operations cannot be traced: use the "
+            "torch.nn module that it was compiled from."
+        )
+    parameters = [*model.parameters()]
+    # Compared by name, because torch may be built without distributed training.
+    class_names = set()
+    for part in [*modules.values(), *parameters]:
+        class_names |= {cls.__name__ for cls in type(part).__mro__}
+    if class_names & {"DTensor", "FullyShardedDataParallel"}:
+        raise UserError(
+            "model: its weights are sharded across processes (FSDP or tensor parallelism), so no "
+            "process has the whole gradient of an example to clip: pass the whole model in each."
+        )
+    if any(isinstance(p, UninitializedParameter) for p in parameters):
+        raise UserError(
+            "model: a lazy module has no weights before its first call: call the model once on "
+            "made-up inputs of the right shape, and then create the optimizer."
+        )
+    if any(p.is_meta for p in parameters):
+        raise UserError(
+            "model: its weights are on the device 'meta', which stores no values: move it to a "
+            "real device and load or initialize its weights."
+        )
+    if not any(p.requires_grad for p in parameters):
+        raise UserError("no parameter of the model requires a gradient: there is nothing to train.")
 
 
 def require_trainable(model: nn.Module) -> None:
@@ -49,12 +97,37 @@ def require_trainable(model: nn.Module) -> None:
 
 
 def require_loss(loss: Any) -> None:
-    """Reject a loss that cannot be called."""
-    if not callable(loss):
-        raise UserError(
-            f"loss={loss!r}: give a function of (outputs, targets) that returns one loss per "
-            'example, such as torch.nn.CrossEntropyLoss(reduction="none").'
-        )
+    """Reject a loss that is not a function."""
+    if isinstance(loss, type) or not callable(loss):
+        expected = "a function of (outputs, targets) that returns one loss per example"
+        instead = 'create one, such as torch.nn.CrossEntropyLoss(reduction="none")'
+        raise wrong_type("loss", loss, expected, instead)
+
+
+def require_dataset(dataset: Any) -> None:
+    """Reject a dataset without a length or items by index, and columns instead of items."""
+    expected = "a map-style Dataset whose items are (input, target)"
+    instead = "create one, such as torch.utils.data.TensorDataset(inputs, targets)"
+    if isinstance(dataset, DataLoader):
+        instead = "give the loader's dataset, because each step draws its own batch from it"
+        raise wrong_type("dataset", dataset, expected, instead)
+    is_stream = isinstance(dataset, IterableDataset | str | bytes | type)
+    has_items = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if is_stream or not has_items or _holds_columns(dataset):
+        raise wrong_type("dataset", dataset, expected, instead)
+    if len(dataset) == 0:
+        raise UserError("dataset: it has no examples.")
+
+
+def _holds_columns(dataset: Any) -> bool:
+    """Return True for an array, a table, or a tuple, list or dictionary of columns."""
+    if isinstance(dataset, Mapping):
+        return bool(dataset) and 0 not in dataset
+    if isinstance(dataset, tuple | list):
+        return bool(dataset) and not isinstance(dataset[0], tuple | list)
+    is_table = hasattr(dataset, "__array__") and not isinstance(dataset, Dataset)
+    is_column_of_objects = isinstance(dataset, np.ndarray) and dataset.dtype.kind == "O"
+    return is_table and not is_column_of_objects
 
 
 @dataclass(frozen=True)
@@ -81,7 +154,7 @@ def _whole_number(min_value: int, max_value: int) -> Kind:
         is_whole = isinstance(value, Integral) and not isinstance(value, bool)
         return is_whole and min_value <= value <= max_value
 
-    return Kind(f"must be a whole number from {min_value} to {max_value:,}", fits)
+    return Kind(f"must be an int, a whole number from {min_value} to {max_value:,}", fits)
 
 
 def _is_number(value: Any) -> bool:
@@ -99,14 +172,17 @@ def _is_batch(value: Any) -> bool:
     return len({len(leaf) for leaf in leaves}) == 1
 
 
-_NUMBER = Kind("must be a number", _is_number)
+_NUMBER = Kind("must be a number, an int or a float", _is_number)
 _FLAG = Kind("must be True or False", lambda value: isinstance(value, bool))
 _NAME = Kind("must be a name in quotes", lambda value: isinstance(value, str))
 _FUNCTION = Kind("must be a function of the model", callable)
-_BATCH = Kind("must be (inputs, targets), two tensors of equally many examples", _is_batch)
+_BATCH = Kind(
+    "must be (inputs, targets), two tensors (of arrays, torch.as_tensor) of equally many examples",
+    _is_batch,
+)
 
-# argument of `make_private`, or option of an algorithm -> its kind. Those that are missing here are
-# checked where they are used.
+# argument of `make_private`, `check_model` or `clipped_sum`, or option of an algorithm -> its kind.
+# Those that are missing here are checked where they are used.
 KINDS = {
     "epochs": _whole_number(1, MAX_COUNT),
     "batch_size": _whole_number(1, MAX_COUNT).or_none(),
@@ -124,6 +200,10 @@ KINDS = {
     "algorithm": _NAME,
     "precision": _NAME.or_none(),
     "regulariser": _FUNCTION.or_none(),
+    "bound": _NUMBER,
+    "complex_scale": _NUMBER,
+    "public": _FLAG,
+    "batch": _BATCH,
     "probe": _BATCH.or_none(),
     "per_layer": _FLAG,
     "clip_quantile": _NUMBER.or_none(),
@@ -139,6 +219,24 @@ def require_kinds(arguments: Mapping[str, Any]) -> None:
         if kind is not None and not kind.fits(value):
             shown = textwrap.shorten(setting(name, value), MAX_SHOWN)
             raise UserError(f"{shown}: {kind.rule}.")
+
+
+def with_python_numbers(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function: of numbers that NumPy or a tensor holds, it gets Python's own."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        plain_args: Any = map(_as_python, args)
+        plain_kwargs: Any = {name: _as_python(value) for name, value in kwargs.items()}
+        return function(*plain_args, **plain_kwargs)
+
+    return call
+
+
+def _as_python(value: Any) -> Any:
+    """Return the number of a NumPy number, or of an array or tensor of no dimension."""
+    is_single = isinstance(value, np.ndarray | Tensor) and value.ndim == 0
+    return value.item() if is_single or isinstance(value, np.generic) else value
 
 
 def require_sampling(
@@ -192,6 +290,8 @@ def check_optimizer(model: nn.Module, optimizers: Any) -> Any:
             together they do not have each trained parameter exactly once.
     """
     if isinstance(optimizers, list | tuple):
+        if not optimizers:
+            raise UserError("optimizer: the list is empty: give one or more optimizers.")
         optimizer: Any = Several(tuple(_unwrap(member) for member in optimizers))
     else:
         optimizer = _unwrap(optimizers)
@@ -202,10 +302,13 @@ def check_optimizer(model: nn.Module, optimizers: Any) -> Any:
 def _unwrap(optimizer: Any) -> torch.optim.Optimizer:
     """Return the torch optimizer that a training library may have wrapped."""
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UserError(
-            f"optimizer: {type(optimizer).__name__} is not an optimizer of torch.optim: create one "
-            "from the model's parameters. Step a scheduler yourself, after private.step."
+        instead = (
+            "create one from the model's parameters, such as torch.optim.SGD(model.parameters(), "
+            "lr=0.1)"
         )
+        if isinstance(optimizer, LRScheduler):
+            instead = "give the scheduler's optimizer, and step the scheduler after private.step"
+        raise wrong_type("optimizer", optimizer, "an optimizer of torch.optim", instead)
     library = type(optimizer).__module__.partition(".")[0]
     if library in WRAPPING_LIBRARIES:
         optimizer = getattr(optimizer, "optimizer", optimizer)

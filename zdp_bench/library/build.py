@@ -23,12 +23,14 @@ from zdp_bench.gradients.losses import preserve_random_state
 from zdp_bench.gradients.parts import pack
 from zdp_bench.library.arguments import (
     check_optimizer,
+    require_dataset,
     require_kinds,
     require_loss,
     require_options,
     require_randomness,
     require_sampling,
     require_trainable,
+    with_python_numbers,
 )
 from zdp_bench.library.examples import Items
 from zdp_bench.library.journal import TrainingName, open_journal, require_ledger_name
@@ -49,6 +51,7 @@ MIN_PUBLIC_UNITS = 100  # with fewer, adding or removing one changes the samplin
 
 
 @for_python()  # errors name settings as arguments
+@with_python_numbers
 def make_private(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
@@ -153,9 +156,8 @@ def make_private(
     require_delta("delta", delta)
     optimizer = check_optimizer(model, optimizer)
     require_loss(loss)
+    require_dataset(dataset)
     require_options(algorithm, options, inspect.signature(make_private).parameters)
-
-    seed = None if seed is None else int(seed)  # accept numpy integers
 
     examples = Items(dataset)
     number_is_private = sample_rate is not None
@@ -170,7 +172,6 @@ def make_private(
     empty_inputs, _ = empty_batch
     problem = Problem(model, example_loss, plan.sampling, seed or 0, empty_inputs)
     settings = {"name": algorithm, "max_grad_norm": max_grad_norm} | options
-    target_epsilon = None if target_epsilon is None else float(target_epsilon)  # NumPy's too
     noise = Noise(noise_multiplier, target_epsilon, delta)
     private_algorithm = _build_algorithm(problem, plan, settings, noise)
     if units.owners is not None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch
@@ -66,23 +66,9 @@ class Items:
     Attributes:
         dataset: Dataset with a length, whose items are (input, target). Both may be a tensor, a
             number, an array, or a tuple or dictionary of these.
-
-    Raises:
-        UserError: The dataset is empty, or not map-style.
     """
 
     dataset: Any
-
-    def __post_init__(self) -> None:
-        is_stream = isinstance(self.dataset, IterableDataset)
-        has_items = hasattr(self.dataset, "__len__") and hasattr(self.dataset, "__getitem__")
-        if is_stream or not has_items:
-            raise UserError(
-                f"dataset: {type(self.dataset).__name__} has no length or no items by index, so "
-                "Poisson sampling cannot draw from it: give a map-style Dataset."
-            )
-        if len(self.dataset) == 0:
-            raise UserError("dataset: it has no examples.")
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -104,9 +90,11 @@ class Items:
         # Copy each item before the next is read, because a dataset may reuse one tensor for all.
         items = [_copy_item(self.dataset[int(index)]) for index in indices]
         if not isinstance(items[0], tuple | list) or len(items[0]) != 2:
+            is_tuple = isinstance(items[0], tuple | list)
+            length = f" and length {len(items[0])}" if is_tuple else ""
             raise UserError(
-                f"dataset: an item is of type {type(items[0]).__name__}, but a pair (input, "
-                "target) is needed. Several inputs go into a tuple or dictionary, such as "
+                f"dataset: an item is of type {type(items[0]).__name__}{length}, but a pair "
+                "(input, target) is needed. Several inputs go into a tuple or dictionary, such as "
                 "((a, b), target)."
             )
         # `default_collate` would drop some keys, and order them as in the first item of the batch.

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.plugins import check_plugin
@@ -14,12 +13,19 @@ from zdp_bench.errors import UserError, for_python
 from zdp_bench.gradients import Batch, Loss, per_example
 from zdp_bench.gradients.losses import DomainError
 from zdp_bench.gradients.parts import map_leaves, pack
+from zdp_bench.library.arguments import (
+    require_kinds,
+    require_loss,
+    require_module,
+    with_python_numbers,
+)
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup
 from zdp_bench.training import model_checks
 from zdp_bench.training.model_checks.examples import SAMPLES
 
 
+@with_python_numbers
 def check_model(
     model: nn.Module,
     loss: Loss,
@@ -49,7 +55,10 @@ def check_model(
         UserError: A guarantee does not hold. The message names the layer and says how to fix it.
     """
     settings = {"name": algorithm, "noise_multiplier": 1.0, "max_grad_norm": 1.0} | options
-    require_module(model)
+    with for_python():  # errors name settings as arguments
+        require_module(model)
+        require_loss(loss)
+        require_kinds({"batch": batch, "public": public} | options)
     algorithm_options = check_plugin("algorithm", settings).options
     example_loss = per_example(loss)
     packed = pack(batch[0]), pack(batch[1])
@@ -70,46 +79,6 @@ def require_gradients(caller: str) -> None:
             f"{caller} computes gradients: call it outside torch.no_grad() and "
             "torch.inference_mode()."
         )
-
-
-def require_module(model: Any) -> None:
-    """Reject a model that is not a `torch.nn` module, or whose weights cannot be trained here.
-
-    Raises:
-        UserError: The model is not a module, a layer is a TorchScript module, or its weights are
-            sharded, not initialized, on the meta device, or all frozen.
-    """
-    modules = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
-    scripted = [name for name, part in modules.items() if isinstance(part, torch.jit.ScriptModule)]
-    if not modules or "" in scripted:  # "" is the name of the model itself
-        raise UserError("model: a torch.nn module is required, not a TorchScript module.")
-    if scripted:
-        raise UserError(
-            f"model: layer '{scripted[0]}' is a TorchScript module, whose operations cannot be "
-            "traced: use the torch.nn module that it was compiled from."
-        )
-    parameters = [*model.parameters()]
-    # Compared by name, because torch may be built without distributed training.
-    class_names = set()
-    for part in [*modules.values(), *parameters]:
-        class_names |= {cls.__name__ for cls in type(part).__mro__}
-    if class_names & {"DTensor", "FullyShardedDataParallel"}:
-        raise UserError(
-            "model: its weights are sharded across processes (FSDP or tensor parallelism), so no "
-            "process has the whole gradient of an example to clip: pass the whole model in each."
-        )
-    if any(isinstance(p, UninitializedParameter) for p in parameters):
-        raise UserError(
-            "model: a lazy module has no weights before its first call: call the model once on "
-            "made-up inputs of the right shape, and then create the optimizer."
-        )
-    if any(p.is_meta for p in parameters):
-        raise UserError(
-            "model: its weights are on the device 'meta', which stores no values: move it to a "
-            "real device and load or initialize its weights."
-        )
-    if not any(p.requires_grad for p in parameters):
-        raise UserError("no parameter of the model requires a gradient: there is nothing to train.")
 
 
 def check(

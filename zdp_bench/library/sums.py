@@ -7,13 +7,20 @@ from typing import Any
 from torch import nn
 
 from zdp_bench import gradients
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, for_python
 from zdp_bench.gradients import ClippedSum, Loss
 from zdp_bench.gradients.parts import pack, takes_parts
-from zdp_bench.library.model_check import check_model, require_module
+from zdp_bench.library.arguments import (
+    require_kinds,
+    require_loss,
+    require_module,
+    with_python_numbers,
+)
+from zdp_bench.library.model_check import check_model
 from zdp_bench.training.batches import is_out_of_memory
 
 
+@with_python_numbers
 def clipped_sum(
     model: nn.Module,
     loss: Loss,
@@ -48,6 +55,10 @@ def clipped_sum(
         UserError: The gradients of the model cannot be computed per example.
     """
     require_module(model)
+    require_loss(loss)
+    numbers = {"bound": bound, "per_layer": per_layer, "gamma": gamma}
+    with for_python():  # errors name settings as arguments
+        require_kinds(numbers | {"batch": batch, "complex_scale": complex_scale})
     try:
         with takes_parts(model):
             return gradients.clipped_sum(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from zdp_bench.data.owner_names import require_named
-from zdp_bench.errors import UserError, require
+from zdp_bench.errors import UserError, require, wrong_type
 from zdp_bench.training.plan import Patients
 
 Unit = Sequence[Any] | Callable[[int], Any]  # the owner of each example
@@ -78,11 +78,16 @@ def find_owners(unit: Unit | None, num_examples: int, max_examples: int | None) 
         rule = "has an effect with unit= only: add unit=, or remove max_examples"
         require(max_examples is None, "max_examples", max_examples, rule)
         return None
+    # A set has no order, and a table's entries are the names of its columns.
+    is_other = isinstance(unit, str | bytes | Mapping | Set | type) or hasattr(unit, "columns")
     is_column = hasattr(unit, "__len__") and getattr(unit, "ndim", 1) > 0
-    if isinstance(unit, str | Mapping) or not (callable(unit) or is_column):
-        raise UserError(
-            f"unit={unit!r}: give the owner of each example, as a column of {num_examples:,} "
-            "owners or as a function of an example's index."
+    if is_other or not (callable(unit) or is_column):
+        raise wrong_type(
+            "unit",
+            unit,
+            f"a column of {num_examples:,} owners",
+            'give the owner of each example, such as table["patient"] or, of two parts, '
+            'table[["site", "patient"]].to_numpy(), or a function of the example\'s index',
         )
     column = [unit(index) for index in range(num_examples)] if callable(unit) else list(unit)
     if len(column) != num_examples:
@@ -117,6 +122,16 @@ def _digest(owners: Patients) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def _as_python(value: Any) -> Any:
+    """Return what a tensor, an array or a NumPy number holds: dates as text, without a missing one.
+
+    Of dates, `tolist` would return numbers, even of a missing date.
+    """
+    if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "mM":
+        value = value.astype(str)
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def _comparable_parts(owner: Any, index: int) -> tuple[Any, ...]:
     """Return an owner as a tuple of strings or numbers, which compare by value.
 
@@ -127,15 +142,15 @@ def _comparable_parts(owner: Any, index: int) -> tuple[Any, ...]:
         UserError: The owner of example `index` is missing or does not compare by value.
     """
     if hasattr(owner, "tolist"):  # a tensor, an array or a NumPy number
-        numbers = owner.tolist()
-        owner = tuple(numbers) if isinstance(numbers, list) else numbers
+        values = _as_python(owner)
+        owner = tuple(values) if isinstance(values, list) else values
     parts = owner if isinstance(owner, tuple) else (owner,)
-    parts = tuple(part.item() if hasattr(part, "item") else part for part in parts)
+    parts = tuple(map(_as_python, parts))
     for part in parts:
         # NaN does not equal itself.
         if not isinstance(part, str | bytes | int | float) or part != part:
             raise UserError(
-                f"unit: the owner of example {index:,} is {owner!r}, which is missing or cannot be "
-                "compared: give every example a string or a number as its owner."
+                f"unit: the owner of example {index:,} is {owner!r}: every example needs an owner "
+                "that is a string or a number, such as str(date) for a date."
             )
     return parts
