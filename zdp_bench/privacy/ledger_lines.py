@@ -102,8 +102,8 @@ class Step:
 
     Attributes:
         step: number of the step, from 0.
-        weights_digest: digest of the starting weights, if a repeat of the step may start from other
-            weights. In the file, its key is "of".
+        weights_digest: digest of the weights before the step, if the same step number may be taken
+            again from other weights; otherwise "". In the file, its key is "of".
         generation: generation of the noise and the batches; see `Ledger.generation`.
     """
 

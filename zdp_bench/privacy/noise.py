@@ -127,7 +127,7 @@ class NoiseSource(Protocol):
 
     Attributes:
         repeatable: whether a step that is repeated has the same noise, so that it is the same
-            release.
+            release. Only secure noise is not repeatable.
     """
 
     repeatable: bool

@@ -132,8 +132,9 @@ class Tally:
 
         Args:
             step: number of the step, from 0.
-            weights_digest: digest of the starting weights. Pass it only if a repeat of this step
-                may start from other weights.
+            weights_digest: digest of the weights before the step. Pass it if the same step number
+                may be taken again from other weights, as by a node of a federation: only the same
+                step from the same weights is then the same release.
         """
         self.require_own_process()
         entry = Step(step, weights_digest, self.generation)

@@ -30,12 +30,12 @@ from zdp_bench.privacy import sampling
 from zdp_bench.privacy.noise import step_key, stream
 from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.plan import Patients, Plan
+from zdp_bench.training.total import MAX_FLOAT32_EXAMPLES
 
 log = logging.getLogger(__name__)
 
-# Default and maximum size of a micro-batch. Beyond it, rounding errors of a float32 sum could let
-# one example move the sum by more than its bound.
-MICRO_BATCH = 1024
+# Default and maximum size of a micro-batch, which an algorithm may sum in float32.
+MICRO_BATCH = MAX_FLOAT32_EXAMPLES
 MEMORY_FRACTION = 0.5  # part of the free memory that the first micro-batch may take
 PASSES = 2  # a backward pass takes as much memory as a forward pass
 
@@ -231,14 +231,14 @@ class MicroBatches:
     itself.
 
     Attributes:
-        count: number of examples.
+        num_examples: number of examples.
         read: reads the micro-batch in a slice.
         size: size of the micro-batches.
         move: reads micro-batches ahead and moves them to the device.
         shares: number of examples in each share; None if each example is a share.
     """
 
-    count: int
+    num_examples: int
     read: Callable[[slice], Batch]
     size: Size
     move: Callable[[Iterator[Batch]], Iterator[Batch]] = iter
@@ -267,8 +267,8 @@ class MicroBatches:
         """
         max_examples = self.size.examples
         if self.shares is None:
-            starts = range(0, self.count, max_examples)
-            ends = [min(start + max_examples, self.count) for start in starts]
+            starts = range(0, self.num_examples, max_examples)
+            ends = [min(start + max_examples, self.num_examples) for start in starts]
             return [(slice(start, end), ()) for start, end in zip(starts, ends, strict=True)]
         cuts: list[tuple[slice, Shares]] = []
         # The micro-batch that is being filled: its slice and its share sizes.

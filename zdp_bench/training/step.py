@@ -1,8 +1,8 @@
 """One private step of any algorithm: ledger, clipped sum, noise, gradient, optimizer step.
 
 A SHARE is the clipped contribution of one example or, with `privacy.unit=patient`, of one owner. A
-step sums the shares by BLOCK: the tensors to which the mechanism adds noise. An algorithm that
-averages gradients has a block for each parameter, with its name.
+step sums the shares block by block. A BLOCK is one tensor to which the mechanism adds noise. An
+algorithm that averages gradients has a block for each parameter, with its name.
 
 Privacy noise is added to the updates of a model in this module only.
 """
@@ -23,12 +23,12 @@ from zdp_bench.gradients import Batch
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, add_noise, correlate, make_release, to_float64
 from zdp_bench.privacy.tally import BudgetExceeded, Tally
-from zdp_bench.training.batches import MICRO_BATCH, MicroBatches, free_memory, is_out_of_memory
+from zdp_bench.training.batches import MicroBatches, free_memory, is_out_of_memory
 from zdp_bench.training.captured import CapturedSums
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.memory_layout import lay_out_as, lay_out_states
 from zdp_bench.training.model_checks.state import record_versions, require_unchanged
-from zdp_bench.training.total import Total
+from zdp_bench.training.total import MAX_FLOAT32_EXAMPLES, Total
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,9 @@ class Training:
     )
 
     def __post_init__(self) -> None:
-        # From here on, `noise` is not the source that was passed if the mechanism correlates it.
-        object.__setattr__(self, "noise", correlate(self.noise, self.mechanism()))
+        # Wraps the noise source if the mechanism correlates the noise of its steps.
+        noise = correlate(self.noise, self.mechanism())
+        object.__setattr__(self, "noise", noise)
 
     @cached_property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -73,8 +74,8 @@ class Training:
     def mechanism(self) -> Mechanism:
         """Return the mechanism of a step with the parameters that require gradients now.
 
-        The algorithm derives it from these parameters. The same ones give the same object, because
-        `captured_sums` finds a graph by the object that it was captured with.
+        The algorithm derives it from these parameters. It is cached, because `captured_sums` looks
+        up a graph by the identity of this object.
         """
         requires_grad = tuple(parameter.requires_grad for parameter in self.parameters.values())
         if requires_grad not in self._mechanisms:
@@ -98,14 +99,13 @@ def private_step(
             empty batch. If memory runs out, a `MicroBatches` is summed again in halved
             micro-batches; any other iterable raises the error.
         expected_batch_size: divisor of the noisy sum. It must not depend on the sampled batch.
-        weights_digest: digest of the weights before the step. Pass it only if a repeat of this
-            step may begin with other weights; see `Tally.append`.
+        weights_digest: see `Tally.append`.
 
     Formal guarantees:
         - The parameters change only through S + ξ, where S is the sum of the shares on all ranks.
           ξ has the covariance that `training.mechanism()` states, and is drawn once, by rank 0.
         - The step is in the ledger before any parameter changes on any rank: rank 0 writes the line
-          before it joins the all-reduce, and no rank has the sum before that.
+          before it joins the all-reduce, and no rank has S + ξ before that.
 
     Raises:
         BudgetExceeded: the step would exceed `training.max_releases`. Nothing was drawn or changed.
@@ -121,10 +121,10 @@ def private_step(
         raise BudgetExceeded
     algorithm, mechanism = training.algorithm, training.mechanism()
     ledger.append(step, weights_digest)  # before the sum and its noise exist
-    is_float64 = _needs_float64_sum(micro_batches, ranks)
-    # If memory runs out, `sum_shares` halves the size in place, and later steps share it.
+    needs_float64 = _needs_float64_sum(micro_batches, ranks)
+    # If memory runs out, the sum below halves the size of micro-batches, for all later steps too.
     size_before = micro_batches.size.examples if isinstance(micro_batches, MicroBatches) else None
-    local_sum = _sum_local_shares(training, mechanism, micro_batches, is_float64)
+    local_sum = _sum_local_shares(training, mechanism, micro_batches, needs_float64)
     if isinstance(micro_batches, MicroBatches):
         was_halved = ranks.any(micro_batches.size.examples != size_before)
         if was_halved:
@@ -135,22 +135,25 @@ def private_step(
                 # releases would have no noise.
                 raise _out_of_memory_in_repeat(step, micro_batches.size.examples)
     is_secure = not training.noise.repeatable
-    if is_float64 or is_secure:  # secure noise is added in float64; see `SecureNoise`
+    if needs_float64 or is_secure:  # secure noise is added in float64; see `SecureNoise`
         local_sum = to_float64(local_sum)
-    # If the algorithm only averages, its division can be part of the noise pass, which saves a pass
-    # over the sum. But ranks send undivided sums, and secure noise is rounded before the division.
-    divides_with_noise = algorithm.averages and ranks.size == 1 and not is_secure
+    # `add_noise` can also divide, which saves a pass over the sum. It must not if `postprocess`
+    # does more than average, if the sums of other ranks are still to be added, or if the noise is
+    # secure, because the noisy sum is then rounded before the division.
+    is_divided_by_add_noise = algorithm.averages and ranks.size == 1 and not is_secure
+    divisor = expected_batch_size if is_divided_by_add_noise else 1.0
     if ranks.is_first:  # ξ is added once; the all-reduce adds the sums of the other ranks
-        factor = 1 / expected_batch_size if divides_with_noise else 1.0
-        local_sum = add_noise(local_sum, mechanism, training.noise, step, factor)
+        summand = add_noise(local_sum, mechanism, training.noise, step, 1 / divisor)
+    else:
+        summand = local_sum
     if ranks.size > 1:
-        ledger.sync()  # before the noisy sum leaves this process
-    noisy_sum = ranks.all_reduce(local_sum)
-    # Draws nothing: it rounds secure noise with its sum, and restores the dtypes of the blocks.
+        ledger.sync()  # before the noisy sum leaves rank 0, the only one with a file
+    noisy_sum = ranks.all_reduce(summand)
+    # Draws no noise. It rounds a sum with secure noise, then restores the dtypes of the blocks.
     release = make_release(noisy_sum, mechanism, training.noise)
     sets_weights = algorithm.sets_weights  # `postprocess` may change it for the next step
-    if divides_with_noise:
-        update = release  # `add_noise` has taken the mean, which is all that `postprocess` would do
+    if is_divided_by_add_noise:
+        update = release  # it is the mean already, and `postprocess` would divide again
     else:
         update = algorithm.postprocess(release, expected_batch_size)
     if sets_weights:
@@ -171,17 +174,21 @@ def _needs_float64_sum(micro_batches: Iterable[Batch], ranks: Ranks) -> bool:
     if isinstance(micro_batches, Iterator):
         return False
     if isinstance(micro_batches, MicroBatches):
-        num_examples = micro_batches.count
+        num_examples = micro_batches.num_examples
     else:
         num_examples = sum(len(batch[0]) for batch in micro_batches)
-    at_most = ranks.max(num_examples) * ranks.size  # the number over all ranks
-    return at_most > MICRO_BATCH
+    upper_bound = ranks.max(num_examples) * ranks.size  # of the number of examples on all ranks
+    return upper_bound > MAX_FLOAT32_EXAMPLES
 
 
 def _sum_local_shares(
-    training: Training, mechanism: Mechanism, micro_batches: Iterable[Batch], is_float64: bool
+    training: Training, mechanism: Mechanism, micro_batches: Iterable[Batch], needs_float64: bool
 ) -> dict[str, Tensor]:
     """Return the sum of the shares on this rank, from a CUDA graph if the step can use one.
+
+    Without a CUDA graph, only the number of examples on this rank decides the dtype (`sum_shares`).
+    The sum may then be in float32 although `needs_float64` is true. `private_step` converts it
+    before the sums of all ranks are added.
 
     Raises:
         WeightsChangedError: the model or the loss changed a weight.
@@ -193,12 +200,10 @@ def _sum_local_shares(
             mechanism,
             training.model,
             micro_batches,
-            is_float64,
-            training.ranks.size,
+            is_float64=needs_float64,
+            ranks=training.ranks.size,
         )
         if local_sum is None:
-            # `is_float64` is not passed on: `sum_shares` decides by the examples of this rank, and
-            # `private_step` converts its sum if only the ranks together have too many for float32.
             device = next(iter(training.parameters.values())).device
             local_sum = sum_shares(training.algorithm, mechanism, micro_batches, device)
     except Exception:
@@ -211,7 +216,7 @@ def _sum_local_shares(
 
 
 def _out_of_memory_in_repeat(step: int, micro_batch: int) -> UserError:
-    """Return the error of a repeated step that only smaller micro-batches fit."""
+    """Return the error of a repeated step that fits in memory only with smaller micro-batches."""
     return UserError(
         f"out of memory in step {step:,}, which was taken before and would not be identical with "
         "smaller micro-batches: run the same command with "
@@ -228,19 +233,20 @@ def sum_shares(
 ) -> dict[str, Tensor]:
     """Return S, the sum of all shares over all micro-batches, by block.
 
-    It is a sum in float64 (see `Total`) if there are more than `MICRO_BATCH` examples. If memory
-    runs out, it starts again from zero with smaller micro-batches, so no example counts twice. The
-    size of the micro-batches stays smaller.
+    It is a sum in float64 (see `Total`) if there are more than `MAX_FLOAT32_EXAMPLES` examples. If
+    memory runs out, it starts again from zero with smaller micro-batches, so no example counts
+    twice. The size of the micro-batches stays smaller.
     """
     while True:
         total = Total(mechanism, device)
         num_examples = 0
         try:
-            for batch, *sizes_if_any in with_share_sizes(micro_batches):
+            for batch, *other_arguments in arguments_of_accumulate(micro_batches):
                 num_examples += len(batch[0])
-                if num_examples > MICRO_BATCH and not total.is_float64:
+                if num_examples > MAX_FLOAT32_EXAMPLES and not total.is_float64:
                     total.to_float64()
-                algorithm.accumulate(total, batch, *sizes_if_any)  # S += Σᵢ uᵢ, with ‖uᵢ‖₂ ≤ bound
+                # S += Σᵢ uᵢ, with ‖uᵢ‖₂ ≤ bound
+                algorithm.accumulate(total, batch, *other_arguments)
             return total.all_blocks()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or not isinstance(micro_batches, MicroBatches):
@@ -251,17 +257,19 @@ def sum_shares(
         free_memory()  # after `except`, because the error keeps the tensors of the failed pass
 
 
-def with_share_sizes(micro_batches: Iterable[Batch]) -> Iterator[tuple[Any, ...]]:
-    """Yield `(batch,)` for each micro-batch or, if several examples form a share, `(batch, sizes)`.
+def arguments_of_accumulate(micro_batches: Iterable[Batch]) -> Iterator[tuple[Any, ...]]:
+    """Yield the arguments of `Algorithm.accumulate` after the total, for each micro-batch.
 
-    `sizes` is the number of examples in each share of the batch. These are the arguments of
-    `Algorithm.accumulate` that follow the total.
+    They are `(batch,)` or, if several examples form a share, `(batch, share_sizes)`, where
+    `share_sizes` holds the number of examples in each share of the batch.
     """
     if isinstance(micro_batches, MicroBatches) and micro_batches.shares is not None:
-        share_sizes = [sizes for _, sizes in micro_batches.cuts()]
-        yield from zip(micro_batches, share_sizes, strict=True)
+        cuts = micro_batches.cuts()
+        for batch, (_slice, share_sizes) in zip(micro_batches, cuts, strict=True):
+            yield batch, share_sizes
     else:
-        yield from ((batch,) for batch in micro_batches)
+        for batch in micro_batches:
+            yield (batch,)
 
 
 def _out_of_memory(micro_batches: MicroBatches) -> UserError:

@@ -8,6 +8,10 @@ from torch import Tensor
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import to_float64
 
+# Largest number of examples whose sum may be in float32. Beyond it, rounding errors could let one
+# example move the sum by more than its bound; see `Total`.
+MAX_FLOAT32_EXAMPLES = 1024
+
 
 class Total(dict[str, Tensor]):
     """The sum S, by block, while examples are added to it. A block is created on first use.
@@ -15,7 +19,7 @@ class Total(dict[str, Tensor]):
     The first summand may become the block itself (`gradients.add_up`), which saves a large model
     two passes over its memory. In float32, the rounding error of a sum of n examples is up to n/2²⁴
     of the largest, and one example more or less may change it. So a sum of more than
-    `batches.MICRO_BATCH` examples is in float64.
+    `MAX_FLOAT32_EXAMPLES` examples is in float64.
 
     Args:
         mechanism: defines the blocks.

@@ -34,7 +34,7 @@ from zdp_bench.training.batches import micro_batches
 from zdp_bench.training.machine import foreign_code
 from zdp_bench.training.public_start import run_digest_of
 from zdp_bench.training.setup import Setup
-from zdp_bench.training.step import Training, private_step, with_share_sizes
+from zdp_bench.training.step import Training, arguments_of_accumulate, private_step
 from zdp_bench.training.total import Total
 
 CANARIES = 1000  # in the attack on a whole run; fewer if the model or the data is too small
@@ -667,7 +667,7 @@ def _list_batches(
         subject.key,
         shares=shares,
     )
-    yield from with_share_sizes(batches)
+    yield from arguments_of_accumulate(batches)
     numbers = numbers[numbers >= 0]
     factor_if_out = -1.0 if subject.replaces else 0.0
     factors = np.where(canaries.included[numbers], 1.0, factor_if_out)
