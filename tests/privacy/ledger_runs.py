@@ -43,4 +43,4 @@ def run_process(
     for step in range(first, end):
         ledger.append(step)
     ledger.close()
-    return ledger, ledger.counted_again
+    return ledger, ledger.num_to_count_again

@@ -18,7 +18,7 @@ from tests.privacy.ledger_runs import MECHANISM, reopen, write
 from zdp_bench.errors import UserError
 from zdp_bench.privacy import ledger as module
 from zdp_bench.privacy import ledger_lines, tally
-from zdp_bench.privacy.ledger import Ledger, LedgerError, adopt, find_ledgers
+from zdp_bench.privacy.ledger import Ledger, LedgerError, find_ledgers, set_aside_others
 
 
 class Disk:
@@ -157,7 +157,7 @@ def test_a_line_of_another_writer_is_refused_after_one_that_failed(
 ) -> None:
     ledger = Ledger(path, MECHANISM, repeatable=True)
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "_count_entry", raising(OSError("fault")))
+        patch.setattr(ledger, "_add_entry", raising(OSError("fault")))
         with pytest.raises(OSError, match="fault"):
             ledger.append(0)
     ledger.require_intact()
@@ -231,7 +231,7 @@ def test_the_ledger_of_another_run_that_a_link_leads_to_stays_there(path: Path) 
     path.parent.mkdir()
     (path.parent / "best").symlink_to(other.parent)
     assert find_ledgers(path.parent) == [path.parent / "best" / "ledger.jsonl"]
-    adopt(path)
+    set_aside_others(path)
     assert other.exists()
     assert not [*path.parent.glob("ledger.jsonl*")]
 

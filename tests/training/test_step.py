@@ -326,7 +326,7 @@ def test_a_step_taken_again_in_smaller_pieces_ends_before_its_release(
         private_step(of, 0, whole, 7.0)
     with training(path) as of:
         of.ledger.choose_generation("code", 0, "new")
-        assert of.ledger.counted_again == 0
+        assert of.ledger.num_to_count_again == 0
         run_out_of_memory_once(of.algorithm, monkeypatch)
         before = weights(of)
         with pytest.raises(UserError, match=r"step 0, .*trainer\.micro_batch=4"):
@@ -334,7 +334,7 @@ def test_a_step_taken_again_in_smaller_pieces_ends_before_its_release(
         assert all(torch.equal(a, b) for a, b in zip(before, weights(of), strict=True))
     with training(path) as of:
         of.ledger.choose_generation("code", 0, "new")
-        assert of.ledger.counted_again == 1
+        assert of.ledger.num_to_count_again == 1
 
 
 def test_a_new_step_in_smaller_pieces_and_a_step_taken_again_in_the_same_are_no_errors(

@@ -10,19 +10,20 @@ releases still count.
 The line of a step holds the SHA-256 of the head and of all steps and revocations above it, so an
 edited, dropped or reordered one breaks the chain. The whole line is written before its step is
 taken, so a kill loses no step. If writing a line fails or is interrupted and the process lives on,
-the line is removed, because its step was not taken.
+the next use of the file removes the line, because its step was not taken.
 
 An fsync takes as long as several steps of a small model. So a line forces the file to disk only if
 the last fsync was `MIN_SYNC_INTERVAL` ago or longer. In addition, the file is forced to disk before
-anything that depends on the steps is saved, sent or shown (`Ledger.sync`). A power cut may lose the
-steps since the last fsync, but only together with the weights that they led to.
+anything that depends on the steps is saved, sent or shown (`Ledger.sync`). A power failure may lose
+the steps since the last fsync, but only together with the weights that they led to.
 
-A last line that was cut short counts as a step. After a kill, the noise of that step was not drawn,
-but after a power cut, it may have been. The two look alike.
+After a kill or a power failure, the last line may be cut short. It counts as a step: after a power
+failure, the noise of the step may have been drawn. After a kill it was not, but the file looks the
+same.
 
 A step that is repeated after a kill counts once only if it is provably the same release. To prove
-this, the ledger also records the states from which a process may start (`Start`). The chain leaves
-them out, because the loss of a start can only raise the count.
+this, the ledger also records the states from which a process may start (`Start`). Starts are not
+part of the chain: if one is missing, steps are counted again, never forgotten.
     - If step, state, code and machine match a recorded start, every step from there on has the same
       bits as before, and counts once. If memory runs out, the micro-batches are halved, and the
       start is revoked (`Revocation`), because a repeat would not have the same bits.
@@ -73,7 +74,7 @@ from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.tally import Position, ReleasedSteps, SetAsideTally, Tally
 
 MIN_SYNC_INTERVAL = 0.2  # seconds between two fsyncs of the file
-TAIL_BYTES = 4096  # bytes at the end of a file by which it is compared with the file when closed
+ENDING_BYTES = 4096  # number of last bytes, kept to notice if the file changes after `close`
 
 
 class KnownStarts:
@@ -108,9 +109,10 @@ class KnownStarts:
         step: int,
         state_digest: str,
     ) -> str | None:
-        """Return the generation that follows a start; None if it was not recorded, or revoked.
+        """Return the generation that follows a start.
 
-        If several generations follow, return the one that was read last.
+        If several generations follow, return the one that was read last. Return None if the start
+        was never recorded, or is revoked in all of them.
         """
         generations = self._generations.get((execution_digest, step, state_digest), [])
         for generation in reversed(generations):
@@ -153,13 +155,14 @@ class Ledger(Tally):
         Args:
             path: the ledger's file.
             mechanism: mechanism of every step.
-            repeatable: whether a step that is taken again has the same noise.
-            checkpoint_position: end of the ledger at the last checkpoint, which the file must
-                contain; None without a checkpoint.
+            repeatable: whether a step that is taken again has the same noise. It has not with
+                secure noise, nor in your own loop (`zdp_bench.library`).
+            checkpoint_position: where the ledger ended at the last checkpoint. The file must
+                contain this position. None without a checkpoint.
             identity: whose ledger it is: the name of a federation's node, or the digest of who owns
                 which examples. Ledgers with another identity are not this run's.
-            facts: what ε means besides the mechanism, such as its unit and the source of
-                randomness. They must match as well, but ledgers of older versions lack them.
+            facts: what decides the meaning of ε, apart from the mechanism: its unit and the source
+                of randomness. They must match as well, but ledgers of older versions lack them.
 
         Raises:
             LedgerError: the file is damaged or ends before the checkpoint. Or this file, or one
@@ -177,11 +180,14 @@ class Ledger(Tally):
             mechanism.digest(),
             repeatable,
             identity,
-            # Releases in the ledgers set aside so far. If there are fewer when a secure ledger is
-            # opened again, one of those files is missing (`_require_same`).
+            # A ledger that is not repeatable states the releases in the ledgers set aside so far.
+            # If there are fewer when it is opened again, one of those files is missing
+            # (`_require_same`). A repeatable one states 0: if a run is repeated with the same bits
+            # after its ledger was set aside, the new ledger then has the same digest. A file that
+            # is missing beside it is noticed only at the last checkpoint (`_require_checkpoint`).
             earlier=0 if repeatable else self._aside_tally.releases,
             facts=dict(facts or {}),
-            # Tells apart two secure ledgers, whose lines may be the same; see `_is_copy`.
+            # Tells apart two ledgers whose lines may be the same; see `_is_copy`.
             nonce="" if repeatable else secrets.token_hex(16),
         )
         for aside_path, head in self._aside_tally.heads.items():
@@ -226,11 +232,12 @@ class Ledger(Tally):
         execution_digest: str,
         step: int,
         state_digest: str,
-        find_other_ledgers: Callable[[], list[Path]] = list,
+        find_other_ledgers: Callable[[], list[Path]] | None = None,
     ) -> None:
         """Continue the generation of the recorded start that matches, or begin a new generation.
 
-        Call it before the first step of the process.
+        Call it before the first step of the process. If the ledger is not repeatable, there are no
+        generations, and nothing is done.
 
         Args:
             execution_digest: digest of code, libraries, machine and micro-batch, as
@@ -238,40 +245,46 @@ class Ledger(Tally):
                 for bit.
             step: number of the next step.
             state_digest: digest of weights, optimizer and schedule.
-            find_other_ledgers: finds ledgers of this training at other places, which do not count
-                here. It is called only if this ledger is new. Their noise is drawn again only for
-                provably the same releases.
+            find_other_ledgers: finds ledgers of this training in other folders, such as of a run
+                that was moved or copied. They do not count here, but their noise must not be drawn
+                again for other releases. It is called only if this ledger has neither steps nor
+                starts, and none was set aside. None: there are no such ledgers.
         """
         if not self.repeatable:
             return
         start = execution_digest, step, state_digest
-        generation = self._starts.find_generation(*start)
-        has_earlier_generation = self._spans or self._starts or self._digest_of_aside
-        if generation is not None:
-            self.generation = generation
+        recorded_generation = self._starts.find_generation(*start)
+        has_earlier_generation = bool(self._spans or self._starts or self._digest_of_aside)
+        if recorded_generation is not None:
+            self.generation = recorded_generation
         elif has_earlier_generation:
             # Named by all that came before it, so that no two generations share their noise.
             before = f"{self._digest}:{self._digest_of_aside}"
             text = f"{before}:{execution_digest}:{step}:{state_digest}"
             self.generation = hashlib.sha256(text.encode()).hexdigest()[:32]
-            self.counted_again = self._count_steps_from(step)
-        elif other_ledgers := find_other_ledgers():
-            known_starts = KnownStarts(SetAsideTally(other_ledgers).starts)
-            generation = known_starts.find_generation(*start)
-            self.generation = secrets.token_hex(16) if generation is None else generation
-        # else, the first generation, "", begins
+            self.num_to_count_again = self._num_released_from(step)
+        elif find_other_ledgers is not None and (other_ledgers := find_other_ledgers()):
+            starts_elsewhere = KnownStarts(SetAsideTally(other_ledgers).starts)
+            generation_elsewhere = starts_elsewhere.find_generation(*start)
+            if generation_elsewhere is not None:
+                self.generation = generation_elsewhere  # it may be "", the first one
+            else:
+                # Random, because nothing came before it in this ledger to name it by.
+                self.generation = secrets.token_hex(16)
+        # Otherwise, `generation` stays "", the name of the first generation.
         self.record_start(execution_digest, step, state_digest)
 
-    def _count_steps_from(self, step: int) -> int:
+    def _num_released_from(self, step: int) -> int:
         """Return how many of the steps from `step` on were released.
 
         A step that several generations released is counted once.
         """
-        count = 0
+        num_released = 0
+        uncounted_from = step
         for span in sorted(self._spans):
-            count += max(0, span.end - max(span.first, step))
-            step = max(step, span.end)
-        return count
+            num_released += max(0, span.end - max(span.first, uncounted_from))
+            uncounted_from = max(uncounted_from, span.end)
+        return num_released
 
     def record_start(
         self,
@@ -279,7 +292,9 @@ class Ledger(Tally):
         step: int,
         state_digest: str,
     ) -> None:
-        """Record a state from which this generation may continue, unless one already follows it.
+        """Record that this generation may continue from a state.
+
+        Nothing is written if this or another generation is already recorded for the state.
 
         Call it before saving the state: a process that loads a state that was not recorded begins a
         new generation, whose steps count again.
@@ -318,12 +333,12 @@ class Ledger(Tally):
         self.require_own_process()
         if self._file.closed:  # another process may have continued the file since
             raise UserError(f"{self.path}: the ledger is closed, so no step can be taken with it.")
-        self._cut_back()  # so that `_steps_of_file` lacks a step whose line was interrupted
+        self._remove_interrupted_line()  # first, because `_steps_of_file` may hold its step
         entry = Step(step, weights_digest, self.generation)
         if self.repeatable and entry in self._steps_of_file:
-            self.require_intact()  # as `_write_line` does for a new step
-            return
-        self._write_line(entry)
+            self.require_intact()
+        else:
+            self._write_line(entry)
 
     def _count_file_step(self, step: Step) -> None:
         """Count a step of this file, unless a ledger that was set aside has the same release."""
@@ -352,14 +367,15 @@ class Ledger(Tally):
         self._is_synced = True
 
     def require_intact(self) -> None:
-        """Raise an error if something else moved or resized the file: it may then lack steps.
+        """Remove an interrupted line. Then require the file to be as this process wrote it.
 
         Raises:
-            UserError: the file was moved, deleted, cut or written to by something else.
+            UserError: the file was moved, deleted, cut or written to by something else, so it may
+                lack steps.
         """
         if self._file.closed:
             return
-        self._cut_back()
+        self._remove_interrupted_line()
         status = os.fstat(self._file.fileno())
         path = self._absolute_path  # the working directory may have changed
         is_there = path.exists() and os.path.samestat(os.lstat(path), status)
@@ -370,10 +386,10 @@ class Ledger(Tally):
                 "again with an untrained model and another ledger."
             )
 
-    def _cut_back(self) -> None:
+    def _remove_interrupted_line(self) -> None:
         """Remove the line whose writing or counting was interrupted: its step was not taken.
 
-        The lines above it are then counted again, because the count may be halfway changed.
+        The lines above it are then read and counted anew, because the count may be halfway changed.
         """
         if self._size_before_line is None or os.getpid() != self._process:
             return
@@ -409,29 +425,34 @@ class Ledger(Tally):
             )
 
     def _write_line(self, entry: Entry) -> None:
-        """Write a line, and count its entry."""
+        """Write a line, and count its entry.
+
+        If this fails or is interrupted, `_size_before_line` stays set, and the next
+        `require_intact` removes the line.
+        """
         self.require_own_process()
         self.require_intact()
         unwritten = make_line(self._digest, entry)
         self._size_before_line = self._size
         self._is_synced = False
         while unwritten:  # a write to an unbuffered file may take only a part of the bytes
-            unwritten = unwritten[self._file.write(unwritten) :]
+            num_written = self._file.write(unwritten)
+            unwritten = unwritten[num_written:]
         if time.monotonic() - self._when_synced >= MIN_SYNC_INTERVAL:
             self._force_to_disk()
-        self._count_entry(entry)
+        self._add_entry(entry)
         self._size = os.fstat(self._file.fileno()).st_size
         self._size_before_line = None
 
     def _read(self, checkpoint_position: Position | None) -> None:
-        """Count the steps of the file, and mend a line that a kill cut short.
+        """Count the steps of the file, and replace a last line that was cut short.
 
         Raises:
             LedgerError: see the class.
         """
         last_whole_line = 0
         cut: Line | None = None
-        has_checkpoint = False
+        reaches_checkpoint = False
         for line in read_ledger(self.path):
             if line.is_cut:  # the last line
                 cut = line
@@ -439,28 +460,32 @@ class Ledger(Tally):
             last_whole_line = line.number
             if isinstance(line.entry, Head):
                 self._require_same(line.entry)
-            self._count_entry(line.entry)
-            if checkpoint_position is not None and self._digest == checkpoint_position.digest:
-                # The line of the checkpoint is in this file. If the count is lower than it was, a
-                # ledger that was set aside is missing.
-                is_complete = self.releases >= checkpoint_position.releases
-                has_checkpoint = has_checkpoint or is_complete
+            self._add_entry(line.entry)
+            # If the line is that of the checkpoint, but the count is lower than it was, a ledger
+            # that was set aside is missing.
+            if (
+                checkpoint_position is not None
+                and self._digest == checkpoint_position.digest
+                and self.releases >= checkpoint_position.releases
+            ):
+                reaches_checkpoint = True
         if checkpoint_position is not None and checkpoint_position.releases > 0:
-            self._require_checkpoint(checkpoint_position, has_checkpoint, last_whole_line)
-        if last_whole_line == 0:  # a kill cut the head short: nothing was released yet
+            self._require_checkpoint(checkpoint_position, reaches_checkpoint, last_whole_line)
+        if last_whole_line == 0:  # the head is cut short: nothing was released yet
             disk.write_bytes(self.path, make_line(BEGINNING, self._head))
             self._digest = chain(BEGINNING, self._head)
         elif cut is not None:
-            self._mend(cut)
+            self._replace_cut_line(cut)
 
     def _require_checkpoint(
-        self, checkpoint_position: Position, has_checkpoint: bool, last_whole_line: int
+        self, checkpoint_position: Position, reaches_checkpoint: bool, last_whole_line: int
     ) -> None:
         """Raise an error if the file was truncated or replaced since the last checkpoint.
 
         Args:
-            checkpoint_position: end of the ledger at the checkpoint.
-            has_checkpoint: whether that position is in the file.
+            checkpoint_position: where the ledger ended at the checkpoint.
+            reaches_checkpoint: whether the file holds the line at that position, and counts at
+                least as many releases there as the checkpoint states.
             last_whole_line: number of the last line that is not cut short.
         """
         releases = checkpoint_position.releases
@@ -471,14 +496,14 @@ class Ledger(Tally):
                 f"that were set aside, there are {self.releases} releases, but the checkpoint "
                 f"beside it was written after {releases}: the file was truncated, {or_missing}"
             )
-        if not has_checkpoint:
+        if not reaches_checkpoint:
             raise LedgerError(
-                f"{self.path}: does not hold the release after which the checkpoint beside it was "
-                f"written, number {releases}: the file was replaced, {or_missing}"
+                f"{self.path}: the checkpoint beside it was written after release {releases}, "
+                f"which this file does not hold: the file was replaced, {or_missing}"
             )
 
-    def _count_entry(self, entry: Entry) -> None:
-        """Count or remember the entry of a line that is in the file."""
+    def _add_entry(self, entry: Entry) -> None:
+        """Count or remember the entry of a line that is in the file, and extend the chain by it."""
         if isinstance(entry, Head):
             self.facts = entry.facts
         elif isinstance(entry, Step):
@@ -516,16 +541,16 @@ class Ledger(Tally):
         }
         return " and ".join(name for name, is_different in differs.items() if is_different)
 
-    def _mend(self, cut: Line) -> None:
-        """Replace a line that a kill cut short by that of the step it must have been, and count it.
+    def _replace_cut_line(self, cut: Line) -> None:
+        """Replace a last line that was cut short with a whole line of the next step, and count it.
 
-        This is the step after the last one; see `Line.is_cut`.
+        If the line was another entry, the count is higher than it need be; see `Line.is_cut`.
         """
         with open_ledger_file(self.path) as file:
             content = file.read()
         whole_lines = content[: content.rfind(b"\n") + 1]
         disk.write_bytes(self.path, whole_lines + make_line(self._digest, cut.entry))
-        self._count_entry(cut.entry)
+        self._add_entry(cut.entry)
 
 
 def read_ending(path: Path) -> tuple[int, bytes] | None:
@@ -537,7 +562,7 @@ def read_ending(path: Path) -> tuple[int, bytes] | None:
         return None
     with open_ledger_file(path) as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - TAIL_BYTES))
+        file.seek(max(0, size - ENDING_BYTES))
         return size, file.read()
 
 
@@ -649,9 +674,9 @@ def drop_copies(ledgers: Sequence[Path]) -> list[Path]:
 def _is_copy(content: bytes, original: bytes) -> bool:
     """Return True if a ledger is provably a copy of the beginning of another one.
 
-    Equal lines of two secure ledgers without a nonce, which older versions wrote, prove nothing.
-    They state only the numbers of steps, so two attempts have the same lines, although their
-    releases differ.
+    Equal lines prove nothing if the ledgers are not repeatable and lack a nonce, as older versions
+    wrote them. They state only the numbers of steps, so two attempts have the same lines, although
+    their releases differ.
     """
     if not content:
         return True  # it lists no step
@@ -665,26 +690,28 @@ def _is_copy(content: bytes, original: bytes) -> bool:
     return isinstance(head, Head) and (head.repeatable or bool(head.nonce))
 
 
-def adopt(path: Path, identity: str = "") -> None:
-    """Set aside, beside the ledger at `path`, all other ledgers of its training.
+def set_aside_others(path: Path, identity: str = "") -> None:
+    """Make all other ledgers of a training count: set them aside beside its ledger at `path`.
 
-    These are all ledgers in the same folder, which may have been renamed or moved by hand. Those in
-    subfolders, where a federation's server keeps the ledgers of its nodes, belong to the training
-    if they state its identity, or if it has none. Their steps count.
+    Every ledger in the folder of `path` is of this training, because it may have been renamed or
+    moved by hand. A ledger in a subfolder, where a federation's server keeps those of its nodes, is
+    of this training if its head states `identity`, or if `identity` is empty. A copy of another
+    ledger stays where it is, and does not count.
 
     Args:
         path: the training's ledger.
         identity: identity of the ledger at `path`; see `Ledger`.
     """
-    # Of equal ledgers, `drop_copies` keeps the one in place, because it comes first.
     in_place = [ledger for ledger in [path, *list_set_aside(path)] if ledger.exists()]
     # A link may lead to another run, whose ledger has to stay there.
     present = find_ledgers(path.parent, follow_links=False)
     others = [ledger for ledger in present if ledger not in in_place]
+    # Those in place come first, so that `drop_copies` drops what is equal to one of them.
     for ledger in drop_copies([*in_place, *others]):
+        if ledger in in_place:
+            continue
         is_in_folder = ledger.parent == path.parent
-        is_of_training = not identity or is_in_folder or _read_identity(ledger) == identity
-        if is_of_training and ledger not in in_place:
+        if not identity or is_in_folder or _read_identity(ledger) == identity:
             disk.rename(ledger, _next_aside(path))
 
 

@@ -267,7 +267,9 @@ class Line(NamedTuple):
         number: number of the line in the file, from 1.
         entry: what the line states.
         digest: digest of the chain after the line.
-        is_cut: whether a kill cut the line short. The entry is then the step it must have been.
+        is_cut: whether a kill or a power failure cut the line short. The entry is then the step
+            after the last one. If the line was another entry, this counts one release too many,
+            never one too few.
     """
 
     number: int
@@ -332,7 +334,7 @@ _BEGINNING_OF_LINE = _make_beginning_of_line()
 
 
 def _is_cut(content: bytes) -> bool:
-    """True if a kill cut a line short: it begins as a line does.
+    """Return True if a line was cut short: it begins as a line does, but lacks its end.
 
     All else without an end is damage, which may hold more than one step.
     """

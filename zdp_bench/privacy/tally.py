@@ -109,7 +109,7 @@ class Tally:
         self.earlier = earlier
         self.generation = generation
         # Number of steps that an earlier process released and this one will release again.
-        self.counted_again = 0
+        self.num_to_count_again = 0
         self._digest = digest
         self._spans = list(spans)
         self._count = sum(end - first for first, end, _ in self._spans)

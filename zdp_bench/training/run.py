@@ -215,9 +215,9 @@ class CentralSteps:
             ranks=ranks,
             facts={"epsilon_of": epsilon_of(config, setup.data.unit)},
         )
-        if ledger.counted_again:
+        if num_repeated := ledger.num_to_count_again:
             log.warning(
-                f"{config.recipe} seed {config.seed}: {ledger.counted_again:,} steps of an earlier "
+                f"{config.recipe} seed {config.seed}: {num_repeated:,} steps of an earlier "
                 "process are repeated, but code, libraries, machine, threads, micro-batch or "
                 "weights are not provably the same. They get new noise and count again in every ε."
             )

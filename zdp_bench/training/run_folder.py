@@ -18,7 +18,14 @@ from zdp_bench.config.compose import recipe_body
 from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.disk import hold_lock, make_folder
 from zdp_bench.errors import UserError, show_warnings, suggestion
-from zdp_bench.privacy.ledger import Ledger, LedgerError, adopt, has_steps, is_ledger, set_aside
+from zdp_bench.privacy.ledger import (
+    Ledger,
+    LedgerError,
+    has_steps,
+    is_ledger,
+    set_aside,
+    set_aside_others,
+)
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.tally import Position, Tally
 from zdp_bench.records import Document, Record, is_named
@@ -181,7 +188,7 @@ def open_ledger(
     repeatable: bool,
     checkpoint_position: Position | None,
     start: tuple[str, int, str] | None,
-    find_other_ledgers: Callable[[], list[Path]] = list,
+    find_other_ledgers: Callable[[], list[Path]] | None = None,
     ranks: Ranks = ALONE,
     identity: str = "",
     facts: Mapping[str, str] | None = None,
@@ -193,7 +200,8 @@ def open_ledger(
         path: the ledger's file.
         mechanism: mechanism of every step.
         repeatable: whether a step that is taken again has the same noise.
-        checkpoint_position: end of the ledger at the last checkpoint; None without a checkpoint.
+        checkpoint_position: where the ledger ended at the last checkpoint; None without a
+            checkpoint.
         start: first arguments of `Ledger.choose_generation`. None if the training never repeats a
             step.
         find_other_ledgers: see `Ledger.choose_generation`.
@@ -209,7 +217,7 @@ def open_ledger(
         return ranks.broadcast(Tally(repeatable))
     # If a checkpoint has lost its ledger, `Ledger` raises an error: leave the folder as it is.
     if start is not None and (checkpoint_position is None or path.exists()):
-        adopt(path, identity)
+        set_aside_others(path, identity)
     try:
         ledger = Ledger(path, mechanism, repeatable, checkpoint_position, identity, facts)
     except LedgerError as error:
