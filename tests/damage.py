@@ -4,13 +4,17 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from zdp_bench.errors import UserError
 
 VALUES: list[Any] = [
     *(None, True, 0, -1, 1, 3, 2**31, 10**9, 10**12, 2**63, 10**30, 10**400),
@@ -167,3 +171,68 @@ def name_error(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-2 if isinstance(error, Hangs) else -1]
     return f"{error!r:.200} {last.filename}:{last.lineno}"
+
+
+SECONDS = 60  # for one file; the ε of a billion steps takes 25
+Damage = Callable[[Path, random.Random], None]
+BYTES: list[Damage] = [spoil_bytes, spoil_bytes, spoil_head, spoil_head, replace_file]
+TEXT: list[Damage] = [*[edit_text] * 4, spoil_bytes, replace_file]
+JSON: list[Damage] = [*[edit_json] * 4, spoil_bytes, replace_file]
+LINES: list[Damage] = [*[edit_lines] * 4, spoil_bytes, replace_ledger]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Files, and what reads them.
+
+    Attributes:
+        write: writes sound files into an empty folder.
+        damages: what is done to one of the files.
+        read: reads a folder.
+        files: pattern of the files that are damaged.
+        holds: whether what was read of damaged files may be, given what was read of sound ones.
+    """
+
+    write: Callable[[Path], object]
+    damages: list[Damage]
+    read: Callable[[Path], Any]
+    files: str = "*"
+    holds: Callable[[Any, Any], bool] = field(default=lambda sound, found: True)
+
+
+def equal(sound: Any, found: Any) -> bool:
+    return bool(sound == found)
+
+
+def attack(subject: Subject, place: Path, seeds: range) -> list[str]:
+    """Return what reading did with the files of each seed that it must not."""
+    sound = place / "sound"
+    sound.mkdir(parents=True)
+    subject.write(sound)
+    first = Path(shutil.copytree(sound, place / "first"))
+    expected = subject.read(first)
+    failed: list[str] = []
+    for seed in seeds:
+        draw = random.Random(seed)
+        damaged = Path(shutil.copytree(sound, place / f"{seed}"))
+        path = draw.choice(sorted(damaged.glob(subject.files)))
+        damage = draw.choice(subject.damages)
+        try:
+            damage(path, draw)
+        except (ValueError, TypeError):  # the values do not fit one another
+            continue
+        what = ""
+        try:
+            with within(SECONDS):
+                found = subject.read(damaged)
+            if not subject.holds(expected, found):
+                what = f"{found!r:.200} instead of {expected!r:.200}"
+        except UserError as error:
+            if len(str(error)) > 20_000 or "\n" in str(error):
+                what = f"says {error!s:.200}"
+        except BaseException as error:
+            what = name_error(error)
+        if what:
+            failed.append(f"{seed} {damage.__name__} {path.name}: {what}")
+        shutil.rmtree(damaged)
+    return failed

@@ -325,6 +325,23 @@ def test_a_sweep_makes_one_folder_a_job_and_goes_past_a_failure(
     assert len(listed.read_text().splitlines()) == 3
 
 
+@pytest.mark.parametrize("content", [b"\xff", b"recipe\n1\n", b"train_seconds\nx\n"])
+def test_recipes_are_listed_without_times_that_cannot_be_read(
+    here: Path,
+    content: bytes,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (here / "results").mkdir()
+    (here / "results" / "records.csv").write_bytes(content)
+    code, out, _ = run(capsys, "list", "recipes")
+    assert code == 0
+    assert "quickstart" in out
+    assert re.search(
+        r"records\.csv: .* The times in it are not shown\.$", caplog.text, re.MULTILINE
+    )
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
 @pytest.mark.parametrize(
     "words",

@@ -6,12 +6,9 @@ from `--seed`. Folders of results and exports have tests of their own.
 """
 
 import json
-import random
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import nibabel
 import numpy as np
@@ -19,68 +16,35 @@ import pytest
 import soundfile
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
-from tests.conftest import write_mini_mnist
-from tests.damage import (
-    edit_json,
-    edit_lines,
-    edit_text,
-    name_error,
-    replace_file,
-    replace_ledger,
-    spoil_bytes,
-    spoil_head,
-    within,
-)
-from tests.data.helpers import dataset, write_cifar10
+from tests.damage import BYTES, JSON, LINES, TEXT, Damage, Subject, attack, equal
 from tests.extras.own_data.own_data import KINDS, folder, write_masks
 from tests.library.small import network
 from tests.privacy.ledger_runs import MECHANISM, SAMPLING
+from tests.report.test_comparisons import compare_pairs, make_run, write_scores
+from zdp_bench.cli.commands import list as listing
 from zdp_bench.config import configured
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.errors import UserError
+from zdp_bench.extras.figures.reconstructions import read_example
 from zdp_bench.extras.own_data import readers
 from zdp_bench.extras.own_data.readers import Form
+from zdp_bench.extras.page import page
+from zdp_bench.extras.sharing.loading import read_inputs
 from zdp_bench.library import starts
 from zdp_bench.library.starts import Earlier
+from zdp_bench.models.resnet import Transfer
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.ledger_lines import MIN_STEP_LINE
 from zdp_bench.privacy.memory import call_cached
 from zdp_bench.privacy.tally import Position, count_releases
-from zdp_bench.training import checkpoint
+from zdp_bench.records import write_arrays
+from zdp_bench.report import coverage
+from zdp_bench.representations import build
+from zdp_bench.training import checkpoint, loggers
 from zdp_bench.training.checkpoint import Checkpoint
 from zdp_bench.training.run_folder import open_ledger
-
-SECONDS = 60  # for one file; the ε of a billion steps takes 25
-Damage = Callable[[Path, random.Random], None]
-BYTES: list[Damage] = [spoil_bytes, spoil_bytes, spoil_head, spoil_head, replace_file]
-TEXT: list[Damage] = [*[edit_text] * 4, spoil_bytes, replace_file]
-JSON: list[Damage] = [*[edit_json] * 4, spoil_bytes, replace_file]
-LINES: list[Damage] = [*[edit_lines] * 4, spoil_bytes, replace_ledger]
-
-
-@dataclass(frozen=True)
-class Subject:
-    """Files, and what reads them.
-
-    Attributes:
-        write: writes sound files into an empty folder.
-        damages: what is done to one of the files.
-        read: reads a folder.
-        files: pattern of the files that are damaged.
-        holds: whether what was read of damaged files may be, given what was read of sound ones.
-    """
-
-    write: Callable[[Path], object]
-    damages: list[Damage]
-    read: Callable[[Path], Any]
-    files: str = "*"
-    holds: Callable[[Any, Any], bool] = field(default=lambda sound, found: True)
-
-
-def equal(sound: Any, found: Any) -> bool:
-    return bool(sound == found)
-
 
 # ---------------------------------------------------------------------------- ledgers and trainings
 
@@ -268,6 +232,12 @@ def read_own(place: Path) -> None:
     assert examples.shape[1:] == kind.shape(form)
 
 
+def read_masks(place: Path) -> None:
+    splits = folder(place, "volume").load(place)
+    indices = torch.arange(len(splits.train))
+    splits.train.batch(indices, None)
+
+
 def read_listing(place: Path) -> tuple[int, int]:
     made = folder(place / "list.csv")
     info = made.info(place)
@@ -284,16 +254,109 @@ def write_listing(place: Path) -> None:
     (place / "list.csv").write_text("\n".join(lines) + "\n")
 
 
-# ------------------------------------------------------------------------------------- public data
+# ------------------------------------------------------------------------------- weights and inputs
 
 
-def read_set(name: str) -> Callable[[Path], None]:
-    def read(place: Path) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("XDG_CACHE_HOME", str(place.parent / "cache"))
-            dataset(name, check=False).load(place)
+def write_network(name: str) -> Callable[[Path], None]:
+    def write(place: Path) -> None:
+        timm = pytest.importorskip("timm")
+        weights = timm.create_model("test_efficientnet").state_dict()
+        save = save_file if name.endswith(".safetensors") else torch.save
+        save(weights, place / name)
 
-    return read
+    return write
+
+
+def read_network(place: Path) -> None:
+    (path,) = place.iterdir()
+    build(
+        "network",
+        {"network": "test_efficientnet", "weights": str(path), "trained_on": "birds"},
+        (3, 8, 8),
+        torch.float32,
+    )
+
+
+def write_resnet(place: Path) -> None:
+    from torchvision.models import resnet18
+
+    torch.save(resnet18().state_dict(), place / "w.pth")
+
+
+def read_resnet(place: Path) -> None:
+    Transfer((3, 32, 32), 2, weights=str(place / "w.pth"))
+
+
+def write_inputs(place: Path) -> None:
+    np.save(place / "in.npy", np.ones((2, 8, 8), np.float32))
+
+
+def read_predicted(place: Path) -> tuple[int, ...]:
+    return tuple(read_inputs({}, place / "in.npy").shape)
+
+
+# -------------------------------------------------------------------------------- a results folder
+
+TABLES = Path(__file__).parents[1] / "results" / "tables"
+
+
+def write_reported(place: Path) -> None:
+    """Copy a table, and draw a figure."""
+    (place / "figures").mkdir()
+    (place / "figures" / "fig.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+    (place / "tables").mkdir()
+    for name in ("zeta_dp_2021_table1.csv", "zeta_dp_2021_table1.md", "cost.md"):
+        shutil.copy(TABLES / name, place / "tables" / name)
+
+
+def read_reported(place: Path) -> None:
+    coverage.sheet(place)
+    page.write({}, place, place / "page.html")
+
+
+def write_times(place: Path) -> None:
+    (place / "results").mkdir()
+    lines = (TABLES / "records.csv").read_text().splitlines()
+    (place / "results" / "records.csv").write_text("\n".join(lines[:4]) + "\n")
+
+
+def read_times(place: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        listing._read_times()
+
+
+SCORED = {name: [make_run(name, seed=1, value=0.9)] for name in ("good", "bad")}
+
+
+def write_all_scores(place: Path) -> None:
+    for name, (run,) in SCORED.items():
+        write_scores(place, run, {"good": 2.0, "bad": 0.7}[name])
+
+
+def read_all_scores(place: Path) -> None:
+    compare_pairs("roc_auc", SCORED, place)
+
+
+def write_example(place: Path) -> None:
+    images = np.arange(60, dtype=np.float32).reshape(3, 5, 4)
+    names = ("reference", "zero_filled", "reconstruction")
+    write_arrays(place / "example.npz", dict(zip(names, images, strict=True)))
+
+
+def read_images(place: Path) -> None:
+    images = read_example(place / "example.npz")
+    assert len({image.shape for image in images.values()}) == 1
+
+
+def write_identity(place: Path) -> None:
+    loggers._identity_of(place)
+
+
+def read_identity(place: Path) -> None:
+    name = loggers._identity_of(place)
+    assert name.isprintable()
+    assert 0 < len(name) < 256
 
 
 # ------------------------------------------------------------------------------------- the subjects
@@ -324,43 +387,21 @@ SUBJECTS: dict[str, Subject] = {
     **{f"own {name}": own(write_sound(name)) for name in ("a.wav", "a.flac", "a.ogg")},
     **{f"own {name}": own(write_itk(name)) for name in ("a.mha", "a.nrrd")},
     **{f"own {name}": own(write_volume(name)) for name in ("a.nii", "a.nii.gz")},
-    "mnist": Subject(write_mini_mnist, BYTES, read_set("mnist"), "MNIST/raw/*"),
-    "cifar10": Subject(write_cifar10, BYTES, read_set("cifar10"), "*/*"),
+    "own masks": Subject(
+        lambda place: write_masks(place, "volume", 5), BYTES, read_masks, "masks/*/*"
+    ),
+    **{
+        f"weights {name}": Subject(write_network(name), BYTES, read_network)
+        for name in ("w.pth", "w.safetensors")
+    },
+    "weights of ResNet-18": Subject(write_resnet, BYTES, read_resnet),
+    "inputs": Subject(write_inputs, BYTES, read_predicted),
+    "tables": Subject(write_reported, TEXT, read_reported, "*/*"),
+    "times": Subject(write_times, TEXT, read_times, "*/*"),
+    "scores": Subject(write_all_scores, TEXT, read_all_scores, "runs/*/*/*"),
+    "example": Subject(write_example, BYTES, read_images),
+    "identity": Subject(write_identity, TEXT, read_identity),
 }
-
-
-def attack(subject: Subject, place: Path, seeds: range) -> list[str]:
-    """Return what reading did with the files of each seed that it must not."""
-    sound = place / "sound"
-    sound.mkdir(parents=True)
-    subject.write(sound)
-    first = Path(shutil.copytree(sound, place / "first"))
-    expected = subject.read(first)
-    failed: list[str] = []
-    for seed in seeds:
-        draw = random.Random(seed)
-        damaged = Path(shutil.copytree(sound, place / f"{seed}"))
-        path = draw.choice(sorted(damaged.glob(subject.files)))
-        damage = draw.choice(subject.damages)
-        try:
-            damage(path, draw)
-        except (ValueError, TypeError):  # the values do not fit one another
-            continue
-        what = ""
-        try:
-            with within(SECONDS):
-                found = subject.read(damaged)
-            if not subject.holds(expected, found):
-                what = f"{found!r:.200} instead of {expected!r:.200}"
-        except UserError as error:
-            if len(str(error)) > 20_000 or "\n" in str(error):
-                what = f"says {error!s:.200}"
-        except BaseException as error:
-            what = name_error(error)
-        if what:
-            failed.append(f"{seed} {damage.__name__} {path.name}: {what}")
-        shutil.rmtree(damaged)
-    return failed
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -44,6 +44,8 @@ HOSTILE = {
     "date": "a: [2024-01-01]",
     "key of bytes": "? !!binary YQ==\n: 1\n",
     "key of a list": "? [1]\n: 1\n",
+    "key of null": "a: {null: 1}",
+    "key of nothing": "a:\n  : 1\n",
     "digits": "a: " + "9" * 5000,
     "two": "a: 1\n---\nb: 2\n",
     "unclosed": "a: [",

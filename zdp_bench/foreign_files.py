@@ -7,12 +7,15 @@ gigabytes.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
+import pickle
 import re
 import stat
 import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -20,7 +23,7 @@ from functools import cache
 from io import BufferedReader
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -32,12 +35,14 @@ from zdp_bench.errors import UserError, first_line, in_one_line
 Shape = Any
 T = TypeVar("T")
 MAX_TEXT = 1 << 18  # bytes of a YAML or text file
-MAX_JSON = 1 << 26  # bytes
+MAX_TABLE = 1 << 22  # bytes of a table in `results/tables`
+MAX_JSON = 1 << 26  # bytes of a JSON file or a drawing
 MAX_DEPTH = 40  # nested collections
 MAX_NODES = 20_000  # of YAML, with every alias expanded
 MAX_INT = 1 << 64
 MAX_PIXELS = 1 << 26  # of a picture, a plane, or a slice with all its coils
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a pair, which JSON escapes separately
+_ARCHIVE = b"PK\x03\x04"  # beginning of a zip file
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
 # A token of a regular expression: a character or a class of characters, which may be repeated; or
 # the beginning or end of a group, which may not; or the bar between two alternatives.
@@ -242,6 +247,41 @@ def read_json(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
     return content
 
 
+def parse_weights(content: bytes) -> dict[str, Any]:
+    """Return the tensors, by name, of a state dictionary that `torch.save` wrote.
+
+    Torch may raise any error on a file that was changed.
+
+    Raises:
+        Unfit: the file contains anything else.
+    """
+    import torch
+
+    file = io.BytesIO(content)
+    if content.startswith(_ARCHIVE):  # which older versions of torch did not write
+        require_stored(file)
+    rule = "is damaged or contains more than tensors; save the network's state_dict()"
+    try:
+        state = torch.load(file, weights_only=True, map_location="cpu")
+    except pickle.UnpicklingError:  # not torch's message, which advises to run the file's code
+        raise Unfit(rule) from None
+    expect(isinstance(state, dict), rule)
+    for name, value in state.items():
+        expect(isinstance(name, str) and isinstance(value, torch.Tensor), rule)
+    return dict(state)
+
+
+def require_stored(file: BinaryIO) -> None:
+    """Reject an archive that unpacks to more bytes than it has, or whose checksums do not match."""
+    size = file.seek(0, os.SEEK_END)
+    with zipfile.ZipFile(file) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > size:
+            raise ValueError("unpacks to more than it is")
+        if archive.testzip() is not None:  # torch does not verify the checksums
+            raise ValueError("has changed")
+    file.seek(0)
+
+
 def _check_events(
     events: Iterable[yaml.Event],
     source: str,
@@ -297,6 +337,8 @@ def _check_plain(content: Any, source: str) -> None:
             if kind is int and abs(value) > MAX_INT:
                 raise UserError(f"{source}: contains a number above {MAX_INT:,}.")
             if kind is dict:
+                if None in value:  # a key of YAML that is empty or null
+                    raise UserError(f"{source}: has a key without a name; put null in quotes.")
                 inner += [*value, *value.values()]
             elif kind is list:
                 inner += value

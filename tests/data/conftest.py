@@ -29,10 +29,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.fixture(scope="session")
-def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data root; to be read only."""
-    root = tmp_path_factory.mktemp("small_root")
+def write_every_set(root: Path) -> None:
+    """Write a little of every set that is got by hand, and of MNIST and CIFAR-10."""
     for name, options in SMALL.items():
         dataset(name, **options).write(root)
     people, hippocampi = root / roahd.FOLDER, root / nifti.HIPPOCAMPI
@@ -45,6 +43,13 @@ def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_cifar10(root)
     write_mini_mnist(root)
     shutil.copytree(root / "MNIST", root / "FashionMNIST")
+
+
+@pytest.fixture(scope="session")
+def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data root; to be read only."""
+    root = tmp_path_factory.mktemp("small_root")
+    write_every_set(root)
     return root
 
 

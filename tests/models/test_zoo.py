@@ -1,5 +1,6 @@
 """Every architecture: shapes, sizes that its paper states, what trains, and what it refuses."""
 
+import os
 from pathlib import Path
 from urllib.error import URLError
 
@@ -278,13 +279,29 @@ def test_without_weights_there_is_a_sentence(
         make((3, 32, 32), 10)
     (tmp_path / "text.pth").write_text("no weights")
     torch.save({"conv1.weight": torch.zeros(1)}, tmp_path / "other.pth")
+    torch.save({1: torch.zeros(1)}, tmp_path / "numbered.pth")
+    torch.save([torch.zeros(1)], tmp_path / "list.pth")
+    (tmp_path / "large.pth").touch()
+    os.truncate(tmp_path / "large.pth", 1 << 36)
     for name, says in (
         ("absent", r"model\.weights=.*absent\.pth: file not found"),
-        ("text", "cannot be read as weights"),
+        ("text", "contains more than tensors"),
+        ("numbered", "contains more than tensors"),
+        ("list", "contains more than tensors"),
+        ("large", "is larger than 134,217,728 bytes"),
         ("other", "not the weights of a ResNet-18"),
     ):
         with pytest.raises(UserError, match=says):
             make((3, 32, 32), 10, weights=str(tmp_path / f"{name}.pth"))
+
+
+def test_a_damaged_download_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    path = tmp_path / "checkpoints" / "resnet18-f37072fd.pth"
+    path.parent.mkdir()
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match=r"model\.weights=imagenet: cannot be read as weights"):
+        lookup("model", "resnet18_transfer")((3, 32, 32), 10)
 
 
 def test_it_is_the_network_of_the_appendix() -> None:

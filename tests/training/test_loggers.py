@@ -1,5 +1,6 @@
 """Loggers and labels: outside of the digest; what a logger does wrong loses no run."""
 
+import re
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiments.sweep import run_one
 from zdp_bench.registry import of_extras
 from zdp_bench.training.interrupts import Stopped
-from zdp_bench.training.loggers import LoggedRun
+from zdp_bench.training.loggers import LoggedRun, Tracker
 from zdp_bench.training.progress import Reporter
 from zdp_bench.training.run import execute
 
@@ -152,6 +153,18 @@ def test_a_logger_that_fails_loses_no_run(
     assert len([*tmp_path.glob("runs/*/*/record.json")]) == 1
     assert [name for name, _ in calls].count(broken) == 1, "it is not asked again"
     assert "logger=tensorboard: ConnectionError: no network. The run goes on" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"a'b", b""])
+def test_a_damaged_identity_loses_no_run(
+    tmp_path: Path, calls: list[tuple[str, Any]], caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    tracker = Tracker(configured(tmp_path, "logger=tensorboard"))
+    (tmp_path / "logged_as").write_bytes(content)
+    tracker.start(tmp_path, 0)
+    assert calls == []
+    assert re.search(r"logged_as: is (damaged|not UTF-8)", caplog.text)
+    assert "The run goes on without it" in caplog.text
 
 
 def test_a_resumed_run_goes_on_under_its_identity(

@@ -22,12 +22,14 @@ from annotated_types import Interval
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError, first_line, require
+from zdp_bench.foreign_files import Unfit, parse_weights, read_bytes
 from zdp_bench.models import Width, image_shape
 from zdp_bench.registry import register
 
 WIDTHS = (16, 32, 64)
 BLOCKS = 3
 IMAGENET = "imagenet"
+MAX_WEIGHTS = 1 << 27  # bytes of a file; the published one has 47 million
 UNTRAINED = "untrained"  # random weights, to try a recipe without a download
 
 
@@ -157,36 +159,44 @@ class Transfer(nn.Module):
 
 def missing_weights(source: str) -> str:
     """Return a phrase that names the weights that are missing; empty if none are."""
-    from torchvision.models import ResNet18_Weights
-
     if source == UNTRAINED:
         return ""
+    path = _path_of(source)
+    return "" if path.is_file() else f"the ImageNet weights of ResNet-18 are missing ({path.name})"
+
+
+def _path_of(source: str) -> Path:
+    """Return the path of the weights, which torchvision may still have to download."""
+    from torchvision.models import ResNet18_Weights
+
     name = Path(ResNet18_Weights.IMAGENET1K_V1.url).name
     downloaded = Path(torch.hub.get_dir()) / "checkpoints" / name
-    path = downloaded if source == IMAGENET else Path(source).expanduser()
-    return "" if path.is_file() else f"the ImageNet weights of ResNet-18 are missing ({path.name})"
+    return downloaded if source == IMAGENET else Path(source).expanduser()
 
 
 def _weights(source: str) -> dict[str, Tensor]:
     from torchvision.models import ResNet18_Weights
 
-    if source == IMAGENET:
-        imagenet = ResNet18_Weights.IMAGENET1K_V1
+    path = _path_of(source)
+    if source == IMAGENET and not path.is_file():
         try:
-            return dict(imagenet.get_state_dict(progress=False, check_hash=True))
-        except OSError as error:
+            ResNet18_Weights.IMAGENET1K_V1.get_state_dict(progress=False, check_hash=True)
+        except (OSError, RuntimeError) as error:  # a RuntimeError if the hash differs
             raise UserError(
                 f"model.weights=imagenet: torchvision could not download them ({error}). Set "
                 "model.weights=FILE to a copy of resnet18-f37072fd.pth."
             ) from None
-    path = Path(source).expanduser()
     if not path.is_file():
         raise UserError(
             f"model.weights={source}: file not found. Set it to imagenet, untrained, or a copy of "
             "resnet18-f37072fd.pth."
         )
     try:
-        return dict(torch.load(path, map_location="cpu", weights_only=True))
+        return parse_weights(read_bytes(path, MAX_WEIGHTS))
+    except Unfit as error:
+        raise UserError(f"model.weights={source}: {error}.") from None
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(
             f"model.weights={source}: cannot be read as weights ({type(error).__name__})."

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from zdp_bench.errors import UserError
+from zdp_bench.foreign_files import MAX_TABLE, read_text
 from zdp_bench.report import papers
 from zdp_bench.report.cells import EMPTY, FAILED, OTHER, PUBLISHED
 from zdp_bench.report.sheet import Sheet
@@ -167,10 +168,10 @@ def read(name: str, results: Path) -> Lines:
     if not path.is_file():
         return list(numbers.values())
     try:
-        lines = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+        lines = list(csv.DictReader(io.StringIO(read_text(path, MAX_TABLE))))
         missing = numbers.keys() - {(line["row"], line["metric"]) for line in lines}
         is_whole = not missing and all(map(_is_whole, lines))
-    except (UnicodeDecodeError, csv.Error, KeyError):
+    except (UserError, csv.Error, KeyError):
         is_whole = False
     if not is_whole:
         raise UserError(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import warnings
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from zdp_bench import disk
 from zdp_bench.errors import UserError, first_line
-from zdp_bench.foreign_files import Shape, misfits, open_regular
+from zdp_bench.foreign_files import Shape, misfits, open_regular, require_stored
 from zdp_bench.privacy.tally import Position
 from zdp_bench.training.memory_layout import has_repeats, separate_numbers
 
@@ -210,7 +208,7 @@ def load(
     try:
         # torch warns about unusual pickle protocols.
         with open_regular(path) as file, warnings.catch_warnings(action="ignore"):
-            _require_stored(file)
+            require_stored(file)
             body = torch.load(file, weights_only=True, map_location="cpu")
         _require_plain(body)
         if body.pop("format") != _FORMAT or [*misfits(body, _SHAPE)]:
@@ -229,17 +227,6 @@ def load(
             f"{path}: belongs to run {checkpoint.run[:12]}, not to {run[:12]}. {advice}"
         )
     return checkpoint
-
-
-def _require_stored(file: BinaryIO) -> None:
-    """Reject an archive that unpacks to more bytes than it has, or whose checksums do not match."""
-    size = file.seek(0, os.SEEK_END)
-    with zipfile.ZipFile(file) as archive:
-        if sum(entry.file_size for entry in archive.infolist()) > size:
-            raise ValueError("unpacks to more than it is")
-        if archive.testzip() is not None:  # torch does not verify the checksums
-            raise ValueError("has changed")
-    file.seek(0)
 
 
 def _require_plain(node: Any) -> None:

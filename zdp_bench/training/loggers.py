@@ -8,6 +8,8 @@ with a warning.
 from __future__ import annotations
 
 import logging
+import os
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +18,8 @@ from typing import Any, Protocol
 
 from zdp_bench import records
 from zdp_bench.config.schema import NOT_RECORDED, Run
-from zdp_bench.errors import in_one_line
+from zdp_bench.errors import UserError, in_one_line
+from zdp_bench.foreign_files import read_text
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
 
@@ -83,8 +86,8 @@ class Tracker:
     def start(self, home: Path, steps_done: int) -> None:
         """Open the run whose folder is `home`."""
         self._home = home
-        if self._logger:
-            self._try(self._logger.start, describe_run(self._config, home, steps_done))
+        if logger := self._logger:
+            self._try(lambda: logger.start(describe_run(self._config, home, steps_done)))
 
     def log(self, metrics: dict[str, float]) -> None:
         """Log an evaluation."""
@@ -146,10 +149,17 @@ def describe_run(
 
 
 def _identity_of(home: Path) -> str:
-    """Return the name of a run in trackers, which is new unless the run is resumed."""
+    """Return the name of a run in trackers, which is new unless the run is resumed.
+
+    Raises:
+        UserError: the file with the name is damaged.
+    """
     path = home / IDENTITY
-    if path.is_file():
-        return path.read_text(encoding="utf-8").strip()
+    if os.path.lexists(path):
+        identity = read_text(path).strip()
+        if not re.fullmatch(r"[\w.-]{1,64}", identity):
+            raise UserError(f"{path}: is damaged; delete it, and the run gets a new name.")
+        return identity
     identity = f"{home.name[:8]}-{secrets.token_hex(3)}"
     records.write_text(path, f"{identity}\n")
     return identity

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from base64 import b64encode
 from hashlib import sha256
@@ -13,6 +14,7 @@ import pytest
 
 from tests.report.test_tables import FILLINGS, TABLE, own
 from tests.test_records import record, save, typed
+from zdp_bench.errors import UserError
 from zdp_bench.extras.page import page
 from zdp_bench.extras.page.curves import MAX_POINTS, curves_of
 from zdp_bench.report import tables
@@ -60,6 +62,14 @@ def make_page(results: Path) -> Path:
         'viewBox="0 0 3 3"><metadata>made by</metadata><path/></svg>'
     )
     return write_page(results)
+
+
+@pytest.mark.parametrize("name", ["tables/a.md", "figures/a.svg"])
+def test_a_file_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
+    make_page(tmp_path)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match=rf"{name}: is not a regular file"):
+        write_page(tmp_path)
 
 
 def data_of(text: str) -> dict[str, Any]:

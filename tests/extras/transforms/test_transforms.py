@@ -1,7 +1,9 @@
 """Each transform: its definition, shapes, and that it looks at one example only."""
 
 import importlib.util
+import io
 import os
+import zipfile
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -240,10 +242,20 @@ def test_what_is_no_file_of_tensors_is_refused_in_our_words(tmp_path: Path) -> N
     weights = timm.create_model("test_efficientnet").state_dict()
     next(iter(weights.values()))[0] = torch.nan
     torch.save(weights, tmp_path / "nan.pth")
+    (tmp_path / "large.pth").touch()
+    os.truncate(tmp_path / "large.pth", 1 << 36)
+    # A tensor of 64 MB in an archive of 64 kB.
+    torch.save({"w": torch.zeros(1 << 24)}, whole := io.BytesIO())
+    deflated = zipfile.ZipFile(tmp_path / "deflated.pth", "w", zipfile.ZIP_DEFLATED)
+    with zipfile.ZipFile(whole) as stored, deflated as archive:
+        for name in stored.namelist():
+            archive.writestr(name, stored.read(name))
     for name, sentence in (
         ("pipe", "is not a regular file"),
         ("folder", "Is a directory|is not a regular file"),
         ("pickle", "contains more than tensors"),
+        ("large", r"is larger than [\d,]+ bytes"),
+        ("deflated", "unpacks to more than it is"),
         ("nan", "its weights contain values that are not finite"),
     ):
         with pytest.raises(UserError, match=sentence) as refused:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import argparse
 import csv
-from contextlib import nullcontext
+import io
+import logging
 from pathlib import Path
 
 from zdp_bench.cli.arguments import add_format, print_sheet
-from zdp_bench.errors import unknown
+from zdp_bench.errors import UserError, unknown
 
 GROUP = "understand"
 HELP = "list algorithms, models, data sets, recipes, keys, ..."
+log = logging.getLogger(__name__)
 KINDS = (
     "algorithms",
     "models",
@@ -99,15 +101,34 @@ def _list(kind: str) -> list[tuple[str, str]]:
 
 
 def _read_times() -> dict[str, float]:
-    """Return the seconds of the fastest run of each "RECIPE DATASET", from `results`."""
+    """Return the seconds of the fastest run of each "RECIPE DATASET", from `results`.
+
+    Only warn if a file is damaged, because the list is useful without times.
+    """
     times: dict[str, float] = {}
     for path in (Path("results/records.csv"), Path("results/tables/records.csv")):
-        with path.open(encoding="utf-8") if path.is_file() else nullcontext(()) as lines:
-            for row in csv.DictReader(lines):
-                seconds = float(row["train_seconds"] or "inf")
-                key = f"{row['recipe']} {row['dataset']}"
-                times[key] = min(seconds, times.get(key, seconds))
+        try:
+            rows = _read_rows(path) if path.is_file() else []
+        except UserError as error:
+            log.warning("%s The times in it are not shown.", error)
+            continue
+        for key, seconds in rows:
+            times[key] = min(seconds, times.get(key, seconds))
     return times
+
+
+def _read_rows(path: Path) -> list[tuple[str, float]]:
+    """Return ("RECIPE DATASET", seconds) of each run in a `records.csv` that has a time."""
+    from zdp_bench.foreign_files import read_text, reading
+    from zdp_bench.records.files import MAX_CSV
+
+    text = read_text(path, MAX_CSV)
+    rows = []
+    with reading(path):
+        for row in csv.DictReader(io.StringIO(text)):
+            if row["train_seconds"]:
+                rows.append((f"{row['recipe']} {row['dataset']}", float(row["train_seconds"])))
+    return rows
 
 
 def _describe_cost(recipe: str, times: dict[str, float]) -> str:

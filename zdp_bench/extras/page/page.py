@@ -29,6 +29,7 @@ from markupsafe import Markup, escape
 
 from zdp_bench import __version__, records
 from zdp_bench.extras.page.curves import curves_of_all
+from zdp_bench.foreign_files import MAX_JSON, MAX_TABLE, read_bytes, read_text
 from zdp_bench.records import Record
 from zdp_bench.report import coverage, names, papers
 from zdp_bench.report.cells import RULE
@@ -240,7 +241,7 @@ def _parts(shown: set[str], results: Path) -> list[tuple[str, str, str, list[tup
         if file.stem in shown:
             continue
         start = next(start for start in PARTS if file.stem.startswith(start))
-        text = file.read_text(encoding="utf-8", errors="replace").lstrip()
+        text = read_text(file, MAX_TABLE).lstrip()
         title = text.partition("\n")[0].removeprefix("# ")
         tables_of[start].append((title, _markdown(text)))
     return [(*PARTS[start], tables) for start, tables in tables_of.items() if tables]
@@ -255,7 +256,7 @@ def _figures(results: Path) -> list[tuple[str, str, str, str]]:
     captions = papers.captions() if files else {}
     figures = []
     for file in files:
-        drawing = file.read_bytes()
+        drawing = read_bytes(file, MAX_JSON)
         caption = captions.get(file.stem, file.stem.replace("_", " "))
         # As an image, an SVG cannot run scripts or follow links.
         address = f"data:image/svg+xml;base64,{b64encode(drawing).decode()}"

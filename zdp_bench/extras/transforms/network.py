@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import io
-import pickle
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,7 +27,7 @@ from zdp_bench.extras.transforms.normalisation import (
     normalise_each,
     require_pictures,
 )
-from zdp_bench.foreign_files import open_regular
+from zdp_bench.foreign_files import MAX_TEXT, Unfit, parse_weights, read_bytes
 from zdp_bench.registry import register
 
 Library = Literal["timm"]
@@ -150,7 +148,7 @@ def _of_timm(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             network: Any = timm.create_model(name, pretrained=weights == "pretrained")
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # any, if a file that was fetched before is damaged
         raise UserError(
             f"representation.weights=pretrained: the weights of {name} could not be fetched "
             f"({in_one_line(error)}). Give a file as representation.weights, or take "
@@ -199,22 +197,20 @@ def _load(
     else:
         path = Path(weights).expanduser()
         facts = {"weights": path.name, "licence": "of the file's owner", "file": True}
-    content = _read(path, weights)
+    num_bytes = sum(tensor.nbytes for tensor in network.state_dict().values())
+    content = _read(path, weights, 2 * num_bytes + MAX_TEXT)  # at most, they are in float64
     try:
         if path.suffix == ".safetensors":
             state = load_safetensors(content)
         else:
-            state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            state = parse_weights(content)
         names = network.state_dict().keys()
         if names != state.keys() and len(names) == len(state):
             # The same weights in the same order, but with different names.
             state = dict(zip(names, state.values(), strict=True))
         network.load_state_dict(state)
-    except pickle.UnpicklingError:  # not PyTorch's message, which advises to run the file's code
-        raise UserError(
-            f"representation.weights={weights}: is damaged or contains more than tensors; save "
-            "the network's state_dict()."
-        ) from None
+    except Unfit as error:
+        raise UserError(f"representation.weights={weights}: {error}.") from None
     except Exception as error:
         raise UserError(
             f"representation.weights={weights}: does not fit {name} ({in_one_line(error)})."
@@ -240,11 +236,10 @@ def _find_package(name: str) -> tuple[Path, dict[str, Any]]:
     return path, {"weights": package, "licence": licence, "trained_on": trained_on}
 
 
-def _read(path: Path, weights: str) -> bytes:
+def _read(path: Path, weights: str, max_bytes: int) -> bytes:
     """Return the bytes of a regular file."""
     try:
-        with open_regular(path) as file:
-            return file.read()
+        return read_bytes(path, max_bytes)
     except FileNotFoundError:
         raise UserError(f"representation.weights={weights}: file not found.") from None
     except OSError as error:
