@@ -1,9 +1,14 @@
 """Build our own tables: results of recipes at several ε (`papers/ours.yaml`).
 
-A table has one line for each row or, if a row has variants, one for each variant. There is one
-column per target ε; ε = ∞ is training without privacy. A run belongs to a line if, apart from the
-seed, it computes the same as one of the line's jobs: their experiment digests are equal (`Filling`,
-in `report.cells`). With `retained_gain: true`, a table also shows the gain of private training over
+A row of a table is a task. Each row has one printed line or, if it compares variants (such as
+algorithms), one line for each variant. There is one column per target ε; ε = ∞ is training without
+privacy.
+
+The jobs of recipes fill the lines (`Filling`, in `report.cells`). Each job has one target ε and, if
+there are folds, one fold. A run belongs to a line if it has the experiment digest of one of the
+line's jobs, which covers everything but the seed.
+
+With `retained_gain: true`, a table also shows the gain of private training over
 the row's trivial `baseline`, as a percentage of the gain of non-private training. With
 `compare: VARIANT`, notes below the table compare that variant with the others of its row, by
 t-tests that pair runs of the same seed.
@@ -34,6 +39,7 @@ from zdp_bench.report.sheet import Sheet
 from zdp_bench.report.tables import origin
 from zdp_bench.tasks.metric import Metric, describe
 
+LineKey = tuple[str, str | None]  # row and variant
 RunsByTarget = dict[float, list[Record]]  # target ε -> the runs of all seeds and folds
 
 
@@ -43,8 +49,8 @@ class GridLine:
 
     Attributes:
         baseline: Score of the trivial baseline; None if the table does not show the retained gain.
-        runs: The runs, one for each seed and fold, by target ε (∞: without privacy). All seeds have
-            the same number of folds: the most that any seed has.
+        runs: The runs, one for each seed and fold, by target ε (∞: without privacy). At each target
+            ε, only the seeds with the most folds are kept (`_runs_of_complete_seeds`).
     """
 
     row: str
@@ -94,7 +100,7 @@ class GridLine:
 
     @property
     def privacy_unit(self) -> str:
-        """Whose participation ε protects; empty without a private run."""
+        """Name of the unit that ε protects, such as 'patient'; empty without a private run."""
         if not self.private_targets:
             return ""
         return self.privacy_by_target[self.private_targets[0]].epsilon_of
@@ -111,8 +117,8 @@ class GridLine:
 
         None without a baseline, without runs, or if non-private training gains nothing.
         """
-        non_private = self.scores_by_seed(math.inf).values()
-        private = self.scores_by_seed(target).values()
+        non_private = list(self.scores_by_seed(math.inf).values())
+        private = list(self.scores_by_seed(target).values())
         if self.baseline is None or not non_private or not private:
             return None
         whole_gain = self.metric.gain(mean(non_private), self.baseline)
@@ -140,18 +146,17 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
             f"{results}: has no run of table {name}. `zdp-bench reproduce {name}` makes them."
         )
     targets = sorted({target for line in lines for target in line.runs}, reverse=True)
-    all_published = papers.published()  # table -> row -> results; "works" -> the works they cite
-    published, works = all_published.get(name, {}), all_published["works"]
+    published = papers.published(name)
     has_variants = any(line.variant for line in lines)
     # Tables that show the retained gain also show the number of training units.
-    shows_counts = bool(layout.get("retained_gain"))
+    shows_units = bool(layout.get("retained_gain"))
     cells_of_lines = [
-        _cells_of(line, targets, published, has_variants, shows_counts) for line in lines
+        _cells_of(line, targets, published, has_variants, shows_units) for line in lines
     ]
     notes = [*(layout.get("notes") or ()), *_note_epsilon_of_one_example(lines)]
     notes += _note_incomplete_seeds(lines, runs_by_line)
     notes += compare_variants(lines, layout.get("compare"))
-    notes += _works_cited(published, works)
+    notes += _works_cited(published, papers.works())
     csv_rows = [_csv_row(line, target) for line in lines for target in sorted(line.runs)]
     columns = list(cells_of_lines[0])
     cell_rows = [list(cells.values()) for cells in cells_of_lines]
@@ -160,9 +165,9 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
 
 def _group_runs(
     fillings: Sequence[Filling], all_records: Sequence[Record]
-) -> dict[tuple[str, str | None], RunsByTarget]:
-    """Group runs by row and variant, then by target ε."""
-    rows: dict[tuple[str, str | None], RunsByTarget] = {}
+) -> dict[LineKey, RunsByTarget]:
+    """Group runs by line, then by target ε."""
+    runs_by_line: dict[LineKey, RunsByTarget] = {}
     for filling in fillings:
         if filling.substitute:  # these tables show the recipes' own data sets only
             continue
@@ -170,16 +175,16 @@ def _group_runs(
             # All private recipes of these tables set a target ε, so a run without one is not
             # private.
             target = float(run.get("config.privacy.target_epsilon") or math.inf)
-            by_target = rows.setdefault((filling.row, filling.variant), {})
+            by_target = runs_by_line.setdefault((filling.row, filling.variant), {})
             by_target.setdefault(target, []).append(run)
     return {
-        row: {target: deduplicate(runs) for target, runs in by_target.items()}
-        for row, by_target in rows.items()
+        key: {target: deduplicate(runs) for target, runs in by_target.items()}
+        for key, by_target in runs_by_line.items()
     }
 
 
 def _make_lines(
-    layout: Mapping[str, Any], runs_by_line: Mapping[tuple[str, str | None], RunsByTarget]
+    layout: Mapping[str, Any], runs_by_line: Mapping[LineKey, RunsByTarget]
 ) -> list[GridLine]:
     """Return the lines in the order of the table's rows and, within each, of its variants."""
     rows = layout["rows"]
@@ -188,8 +193,10 @@ def _make_lines(
         baseline = None
         if layout.get("retained_gain"):
             baseline = (rows[row] or {}).get("baseline")
-        runs = {target: _runs_of_complete_seeds(runs) for target, runs in by_target.items()}
-        lines.append(GridLine(row, variant, baseline, runs))
+        complete_runs = {
+            target: _runs_of_complete_seeds(all_runs) for target, all_runs in by_target.items()
+        }
+        lines.append(GridLine(row, variant, baseline, complete_runs))
     variants = list(layout.get("variants") or ())
 
     def sort_key(line: GridLine) -> tuple[int, int, str]:
@@ -203,7 +210,7 @@ def _make_lines(
 
 
 def _runs_of_complete_seeds(runs: Sequence[Record]) -> list[Record]:
-    """Return the runs of the seeds with the most folds, which are taken to be all folds.
+    """Return the runs of the seeds that have as many runs, one per fold, as any seed has.
 
     The mean of another seed would mislead, because the fold that it lacks may be the hardest one.
     """
@@ -230,22 +237,23 @@ def _cells_of(
     targets: Sequence[float],
     published: Mapping[str, list[dict[str, Any]]],
     has_variants: bool,
-    shows_counts: bool,
+    shows_units: bool,
 ) -> dict[str, str]:
     """Return the cells of a line by column; all lines of a table have the same columns."""
     cells = {"task": line.row}
     if has_variants:
+        # The name of an algorithm. Other variants are shown as they are.
         cells["variant"] = names.algorithm(line.variant or "")
     cells["ε protects"] = line.privacy_unit
-    if shows_counts:
+    if shows_units:
         cells["n"] = " or ".join(f"{units:,}" for units in line.unit_counts)
     deltas = sorted({f"{privacy.delta:g}" for privacy in line.privacy_by_target.values()})
     cells["δ"] = ", ".join(deltas)
     cells["metric"] = line.metric.label
-    counts = sorted({len(runs) for runs in line.runs.values()})
-    cells["runs"] = str(counts[0])
-    if len(counts) > 1:
-        cells["runs"] = f"{counts[0]} to {counts[-1]}"
+    run_counts = sorted({len(runs) for runs in line.runs.values()})
+    cells["runs"] = str(run_counts[0])
+    if len(run_counts) > 1:
+        cells["runs"] = f"{run_counts[0]} to {run_counts[-1]}"
     for target in targets:
         cells[_heading(target)] = _show_values(line, target)
     if published:
@@ -294,7 +302,8 @@ def _csv_row(line: GridLine, target: float) -> dict[str, object]:
         "metric": line.metric.name,
         "target_epsilon": target,
         "epsilon_tight": show_epsilon(privacy.epsilon_tight),
-        "epsilon_of_owner": show_epsilon(privacy.epsilon_patient),  # of any kind of owner
+        # Despite its name, `epsilon_patient` is the ε of any kind of owner.
+        "epsilon_of_owner": show_epsilon(privacy.epsilon_patient),
         "unit": line.privacy_unit,
         "num_units": " ".join(map(str, line.unit_counts)),
         "delta": privacy.delta,
@@ -304,23 +313,31 @@ def _csv_row(line: GridLine, target: float) -> dict[str, object]:
         "values": " ".join(f"{score:.6g}" for score in scores.values()),
         "seeds": " ".join(map(str, scores)),
         "data": f"{data.name}, {data.provenance}",
-        "runs": " ".join(run.run[:16] for run in runs),
+        "runs": " ".join(record.run[:16] for record in runs),
     }
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A variant compared with another of its row at one ε, over the seeds that both have.
-
-    Attributes:
-        gain: How much better the variant is, in the metric; negative if it is worse.
-    """
+    """A variant compared with another of its row at one ε, over the seeds that both have."""
 
     line: GridLine
     other: GridLine
     target: float
     test: Paired
-    gain: float
+
+    @property
+    def is_better(self) -> bool:
+        """True if the variant has the better mean."""
+        return self.test.mean < 0 if self.line.metric.less_is_better else self.test.mean > 0
+
+    def is_different(self, threshold: float) -> bool:
+        """Return True if the test shows a difference.
+
+        p is NaN if all seeds have the same difference, other than 0: without spread, there is no
+        test, and no difference is shown.
+        """
+        return not math.isnan(self.test.p) and self.test.p < threshold
 
     def __str__(self) -> str:
         """'ε = 3: +0.5 [+0.1, +0.9] points, p < 0.001'."""
@@ -354,14 +371,12 @@ def compare_variants(lines: Sequence[GridLine], chosen: str | None) -> list[str]
     if not comparisons:
         return []
     count, threshold = len(comparisons), bonferroni(len(comparisons))
-    # p is NaN if the difference is the same for every seed and not 0. As NaN < threshold is False,
-    # such a comparison counts as not shown to be different.
-    different = [comparison for comparison in comparisons if comparison.test.p < threshold]
-    better = [comparison for comparison in different if comparison.gain > 0]
-    worse = [comparison for comparison in different if comparison.gain < 0]
+    different = [comparison for comparison in comparisons if comparison.is_different(threshold)]
+    num_better = sum(comparison.is_better for comparison in different)
     head = (
-        f"Of {count} comparisons, {chosen} is better in {len(better)}, worse in {len(worse)} and "
-        f"not shown to be different in {count - len(better) - len(worse)}: paired t-tests over "
+        f"Of {count} comparisons, {chosen} is better in {num_better}, worse in "
+        f"{len(different) - num_better} and not shown to be different in "
+        f"{count - len(different)}: paired t-tests over "
         f"seeds, threshold of p {show_threshold(threshold)} (Bonferroni). Below: mean difference "
         "[95 % interval]."
     )
@@ -376,20 +391,20 @@ def _compare(line: GridLine, other: GridLine) -> list[Comparison]:
         seeds = sorted(values.keys() & other_values.keys())
         test = paired_t([values[seed] for seed in seeds], [other_values[seed] for seed in seeds])
         if test is not None:
-            gain = -test.mean if line.metric.less_is_better else test.mean
-            comparisons.append(Comparison(line, other, target, test, gain))
+            comparisons.append(Comparison(line, other, target, test))
     return comparisons
 
 
 def _note_epsilon_of_one_example(lines: Sequence[GridLine]) -> list[str]:
     """State the ε of a single example where owners are the unit and have several examples."""
-    # ε of an example at each target as text, such as "15.2, 6.21" -> names of the rows with these ε
+    # Rows with the same ε share a sentence: ε at each target, such as "15.2, 6.21" -> names of rows
     rows_by_epsilons: dict[str, list[str]] = {}
     for line in lines:
-        epsilons = [_epsilon_of_one_example(privacy) for privacy in line.privacy_by_target.values()]
-        if not epsilons or "" in epsilons:
+        privacies = list(line.privacy_by_target.values())
+        if not privacies or not all(map(_has_owners_with_several_examples, privacies)):
             continue
-        rows = rows_by_epsilons.setdefault(", ".join(epsilons), [])
+        epsilons = ", ".join(map(_epsilon_of_one_example, privacies))
+        rows = rows_by_epsilons.setdefault(epsilons, [])
         if line.row not in rows:  # variants of a row repeat its name
             rows.append(line.row)
     if not rows_by_epsilons:
@@ -404,7 +419,7 @@ def _note_epsilon_of_one_example(lines: Sequence[GridLine]) -> list[str]:
 
 
 def _note_incomplete_seeds(
-    lines: Sequence[GridLine], runs_by_line: Mapping[tuple[str, str | None], RunsByTarget]
+    lines: Sequence[GridLine], runs_by_line: Mapping[LineKey, RunsByTarget]
 ) -> list[str]:
     """State which seeds the lines leave out because they lack a fold."""
     left_out = []
@@ -421,12 +436,12 @@ def _note_incomplete_seeds(
     return [f"Left out, because not all folds have finished: {'; '.join(left_out)}."]
 
 
-def _epsilon_of_one_example(privacy: Privacy) -> str:
-    """Return the ε of one of an owner's examples.
+def _has_owners_with_several_examples(privacy: Privacy) -> bool:
+    """Return True if the privacy unit is an owner, who may have several examples."""
+    return privacy.by_owner and privacy.examples_per_patient > 1
 
-    Empty if the owner is not the privacy unit, or has one example only.
-    """
-    if not privacy.by_owner or privacy.examples_per_patient <= 1:
-        return ""
+
+def _epsilon_of_one_example(privacy: Privacy) -> str:
+    """Return the ε of one of an owner's examples."""
     mechanism = Mechanism.of_z(privacy.z, privacy.sampling)
     return show_epsilon(call_cached(example_epsilon, mechanism, privacy.steps, privacy.delta))

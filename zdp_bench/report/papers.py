@@ -101,9 +101,21 @@ def ours() -> dict[str, dict[str, Any]]:
     return assets.read_yaml(assets.PAPERS / "ours.yaml")
 
 
+def published(name: str) -> dict[str, list[dict[str, Any]]]:
+    """Return results of other authors, by row of one of our own tables; {} if it has none."""
+    results: dict[str, list[dict[str, Any]]] = _read_published().get(name, {})
+    return results
+
+
+def works() -> dict[int, str]:
+    """Return the works that `published` results are from, by the numbers that cite them."""
+    cited_works: dict[int, str] = _read_published()["works"]
+    return cited_works
+
+
 @cache
-def published() -> dict[str, Any]:
-    """Return results of other authors by table and row, and the `works` they are from by number."""
+def _read_published() -> dict[str, Any]:
+    """Return `published.yaml`: table -> row -> results, and "works" -> number -> work."""
     return assets.read_yaml(assets.PAPERS / "published.yaml")
 
 
