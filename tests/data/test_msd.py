@@ -69,6 +69,16 @@ def test_a_mask_that_lies_elsewhere_than_its_image_is_refused(where: str, tmp_pa
     assert_refused(lambda: find_cases(tmp_path / FOLDER), "labelsTr/liver_2.nii.gz:", says)
 
 
+def test_a_mask_of_several_channels_is_refused(tmp_path: Path) -> None:
+    for number in range(3):
+        for side, shape in (("imagesTr", (12, 10, 4)), ("labelsTr", (12, 10, 4, 2))):
+            path = tmp_path / FOLDER / side / f"liver_{number}.nii.gz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            nifti.write(path, np.zeros(shape, np.int16), (1.0, 1.0, 2.0))
+    says = "a mask has three dimensions"
+    assert_refused(lambda: find_cases(tmp_path / FOLDER), "labelsTr/liver_0.nii.gz", says)
+
+
 @pytest.mark.real_data
 def test_the_real_hippocampus_headers(data_root: Path) -> None:
     found = find_cases(data_root / "Task04_Hippocampus")

@@ -19,6 +19,7 @@ from tests.extras.own_data.own_data import write_dicom
 from zdp_bench.data.nifti import to_bytes
 from zdp_bench.data.pictures import (
     inspect_dicom,
+    inspect_mask,
     inspect_picture,
     read_dicom,
     read_mask,
@@ -92,6 +93,22 @@ def test_a_window_is_for_every_picture_and_follows_its_turn(tmp_path: Path) -> N
     plain, shown = (read_picture(tmp_path / "p.png", 8, window=w) for w in (None, (0, 70)))
     np.testing.assert_array_equal(shown, (plain / 70 * 255).round())
     assert plain[0, 0, 0] == plain[0, 0, 7]
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_a_mask_turns_with_its_image(orientation: int, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[274] = orientation
+    stored = np.zeros((8, 16), np.uint8)
+    stored[:4, :8] = 255
+    for name in ("image.png", "mask.png"):
+        Image.fromarray(stored).save(tmp_path / name, exif=exif)
+    image = read_picture(tmp_path / "image.png", 8)
+    np.testing.assert_array_equal(read_mask(tmp_path / "mask.png", 8, "resize") > 0, image[0] > 127)
+    shape = inspect_picture(tmp_path / "image.png", None)
+    assert (
+        inspect_mask(tmp_path / "mask.png") == shape == ((8, 16) if orientation == 3 else (16, 8))
+    )
 
 
 def test_bits_that_dicom_does_not_count_are_nobody_s(tmp_path: Path) -> None:

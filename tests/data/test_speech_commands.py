@@ -9,9 +9,11 @@ import pytest
 import soundfile
 import torch
 
+from tests.data.helpers import assert_refused
 from zdp_bench.data import speech_commands as speech
 from zdp_bench.data.owners import hold_out_owners
 from zdp_bench.data.speech_commands import CLIP, RATE, SpeechCommands
+from zdp_bench.errors import UserError
 
 WORDS = ["yes", "no"]
 
@@ -119,9 +121,20 @@ def test_a_clip_is_standardised_by_its_own_mean_and_size(small_root: Path) -> No
     assert own.digest != plain.digest
 
 
+@pytest.mark.parametrize("word", ["", ".", "..", "a/b", "/a", "C:a", "a\\b", "a\0", "a\n"])
+def test_a_word_that_is_not_a_folder_name_is_refused(word: str) -> None:
+    with pytest.raises(UserError, match="must be names of folders, without a path"):
+        SpeechCommands(words=["yes", word])
+
+
 def test_speakers_are_read_from_names_and_never_cross() -> None:
     assert speech.speaker_of(Path("yes/022cd682_nohash_0.wav")) == "022cd682"
     assert speech.speaker_of(Path("_unknown_/backward_0c540988_nohash_0.wav.wav")) == "0c540988"
+    assert_refused(
+        lambda: speech.speaker_of(Path("yes/alice_0.wav")),
+        "yes/alice_0.wav",
+        "does not identify the speaker",
+    )
     people = [f"p{n % 37}" for n in range(400)]
     testing = hold_out_owners(people, 0.25, seed=3)
     assert 0.2 < testing.mean() < 0.35

@@ -231,6 +231,12 @@ def holds_any(folder: Path) -> bool:
     return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
 
 
+def is_file_name(name: str) -> bool:
+    """Return True if a name is of one file or folder, and not a path to somewhere else."""
+    is_path = "/" in name or "\\" in name or ":" in name
+    return name.isprintable() and not is_path and name not in ("", ".", "..")
+
+
 def require_inside(path: Path, folder: Path) -> Path:
     """Return the resolved path of a file; reject one that leads out of the folder.
 

@@ -137,7 +137,7 @@ def _paths_by_name(folder: Path) -> dict[str, Path]:
 
 def _read_headers(image: Path, label: Path) -> nifti.Header:
     """Return the image's header; reject a label that is not at the image's position."""
-    header, mask = nifti.read_header(image), nifti.read_header(label)
+    header, mask = nifti.read_header(image), nifti.read_mask_header(label)
     nifti.require_same_place(label, mask, header)
     return header
 

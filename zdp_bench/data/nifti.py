@@ -223,6 +223,15 @@ def read_complex(path: Path) -> np.ndarray:
     return _read_voxels(path, "c", np.complex64)
 
 
+def read_mask_header(path: Path) -> Header:
+    """Read a mask's header; reject several channels, such as one for each label."""
+    header = read_header(path)
+    with reading(path):
+        rule = f"has shape {list(header.shape)}; a mask has three dimensions"
+        expect(header.shape[3:] in ((), (1,)), rule)
+    return header
+
+
 def read_labels(path: Path) -> np.ndarray:
     """Read a segmentation as uint8; voxels must be integers from 0 to 255."""
     data = read(path)

@@ -55,10 +55,15 @@ def inspect_picture(path: Path, window: Window) -> tuple[int, ...]:
     """Read a picture's (rows, columns) from its header; reject an unknown brightness scale."""
     with open_picture(path) as image:
         _require_depth(path, image, window)
-        columns, rows = image.size
-        # Only with EXIF data, because `getexif` would read the pixels of a PNG without any.
-        is_turned = "exif" in image.info and image.getexif().get(ORIENTATION) in TURNED
-        return (columns, rows) if is_turned else (rows, columns)
+        return _upright_shape(image)
+
+
+def _upright_shape(image: Image.Image) -> tuple[int, int]:
+    """Return the (rows, columns) of a picture turned as its EXIF data demand."""
+    columns, rows = image.size
+    # Only with EXIF data, because `getexif` would read the pixels of a PNG without any.
+    is_turned = "exif" in image.info and image.getexif().get(ORIENTATION) in TURNED
+    return (columns, rows) if is_turned else (rows, columns)
 
 
 def read_picture(
@@ -123,7 +128,7 @@ def describe_size(path: Path) -> str:
 def inspect_mask(path: Path) -> tuple[int, ...]:
     """Read the (rows, columns) of a mask, a PNG file."""
     with open_picture(path, "PNG") as image:
-        return image.size[::-1]
+        return _upright_shape(image)
 
 
 def read_mask(
@@ -134,12 +139,14 @@ def read_mask(
     """Read a mask from a PNG file as bytes [size, size]; 0 is the background.
 
     JPEG files are rejected, because compression changes the edges of a mask. Of a picture with a
-    palette, the mask is the index of each pixel's colour; the background must be black.
+    palette, the mask is the index of each pixel's colour; the background must be black. Like
+    `read_picture`, it turns the mask as EXIF data demand, so that it stays on its image.
     """
     with open_picture(path, "PNG") as stored:
-        grey = np.asarray(stored)
-        if stored.mode == "P":
-            _require_black_background(stored)
+        upright = ImageOps.exif_transpose(stored)
+        grey = np.asarray(upright)
+        if upright.mode == "P":
+            _require_black_background(upright)
         expect(grey.ndim == 2, "is a colour picture; a mask is a grey PNG with 0 for background")
         expect(int(grey.max()) <= 255, "is a mask with values above 255")
         mask = Image.fromarray(grey.astype(np.uint8))

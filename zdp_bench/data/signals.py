@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from zdp_bench.data.files import require_inside
+from zdp_bench.data.files import is_file_name, require_inside
 from zdp_bench.foreign_files import Unfit, expect, read_text, reading
 
 MAX_HEADER = 2**20  # bytes
@@ -165,8 +165,7 @@ def _open_signals(
     starts: dict[str, int] = {}
     leads = zip(header.file_name, header.fmt, header.byte_offset, strict=True)
     for name, storage, offset in leads:
-        is_beside = Path(name).name == name and ":" not in name
-        expect(is_beside, f"names the file {name}, which is missing beside it")
+        expect(is_file_name(name), f"names the file {name}, which is missing beside it")
         expect(storage in BITS, f"is stored in format {storage}; {', '.join(BITS)} can be read")
         bits[name] = bits.get(name, 0) + BITS[storage]
         starts.setdefault(name, offset or 0)

@@ -17,6 +17,7 @@ clip, so none costs privacy: see `SpeechCommands`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ from zdp_bench.data.files import (
     digest,
     find_visible,
     holds_any,
+    is_file_name,
     list_files,
     require_distinct,
     sha256,
@@ -56,6 +58,7 @@ LOG_GAIN = 100.0
 MAX_SAMPLES = 10 * CLIP  # of a file
 FOLDER = Path("SpeechCommands") / "speech_commands_v0.02"
 RELEASED = 105_829  # clips
+SPEAKER = re.compile(r"(?:.*_)?([^_]+)_nohash_")
 
 Clip = tuple[Path, int]  # a file and its label
 Scale = Literal["linear", "log", "log_modulus"]
@@ -107,6 +110,8 @@ class SpeechCommands(Dataset):
             require(fits, "dataset.grid", self.grid, rule)
         is_distinct = len(set(self.words)) == len(self.words)
         require(is_distinct, "dataset.words", self.words, "must name each word once")
+        are_names = all(map(is_file_name, self.words))
+        require(are_names, "dataset.words", self.words, "must be names of folders, without a path")
 
     @property
     def shape(self) -> list[int]:
@@ -293,7 +298,12 @@ def stft(waves: Tensor, step: int = STEP) -> Tensor:
 
 def speaker_of(clip: Path) -> str:
     """Return the speaker in a file's name: '0a7c2a8d' for '0a7c2a8d_nohash_0.wav'."""
-    return clip.name.split("_nohash_")[0].split("_")[-1]
+    match = SPEAKER.match(clip.name)
+    if match is None:
+        raise UserError(
+            f"{clip}: its name does not identify the speaker, unlike 0a7c2a8d_nohash_0.wav."
+        )
+    return match[1]
 
 
 def read_clip(path: Path) -> np.ndarray:
