@@ -13,6 +13,7 @@ from tests.extras.federated.conftest import Make, Sound, carried_out, change_ans
 from zdp_bench.errors import UserError
 from zdp_bench.extras.federated import simulation
 from zdp_bench.extras.federated.messages import VALUES, content
+from zdp_bench.extras.federated.node import SEE_LOG
 from zdp_bench.extras.federated.roster import Roster, Standing
 from zdp_bench.extras.federated.simulation import FIRST, set_sender
 from zdp_bench.records import Document
@@ -238,9 +239,10 @@ def test_a_node_that_comes_back_as_something_else_is_missed_and_the_run_goes_on(
     assert of_nodes(record, "answers") == [8, 2, 8]
     assert of_nodes(record, "steps") == [8, 8, 8]
     lines = told_by(caplog)
-    assert len(lines) == 2, lines
-    assert "ConnectionError: the node's machine is gone; it is dropped" in lines[0]
-    assert "its seed differs from the server's" in lines[1]
+    assert len(lines) == 3, lines
+    assert "ConnectionError: the node's machine is gone" in lines[0]  # in the node's log
+    assert f"{SEE_LOG}; it is dropped" in lines[1]
+    assert "its seed differs from the server's" in lines[2]
 
     lying(monkeypatch, said(seed=7))  # from its first word on: without its size there is no plan
     with pytest.raises(UserError, match="only 2 of 3 nodes joined"):

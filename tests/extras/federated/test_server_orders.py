@@ -161,8 +161,9 @@ def test_a_node_that_refuses_to_prepare_takes_no_round(
     node = site.node(0)
     prepare(node)
     assert take_rounds(node, 2) == 2
-    with pytest.raises(UserError, match=reason):
+    with pytest.raises(UserError) as refusal:
         order(node)
+    assert reason in str(refusal.value.__cause__ or refusal.value)
     with pytest.raises(UserError, match="has to join again"):
         take_rounds(node, 1)
     site.close()

@@ -5,6 +5,7 @@ A node takes the same private steps as a central run.
 
 from __future__ import annotations
 
+import logging
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
@@ -48,8 +49,10 @@ from zdp_bench.training.spending_file import NODES
 from zdp_bench.training.step import Training, private_step
 
 CRASHED = 1  # code of an `Error`: the app raised an exception
-REFUSED = 700  # code of an `Error` whose reason is meant for users; Flower's own codes are smaller
-MUST_JOIN_AGAIN = "it was restarted and has to join again"  # a reason for `REFUSED`
+REFUSED = 700  # code of an `Error`: the node refuses; Flower's own codes are smaller
+MUST_JOIN_AGAIN = "it was restarted and has to join again"
+# What the server gets instead of the text of an error that may quote the site's data or folders.
+SEE_LOG = "it cannot answer; the reason is in its own log"
 # Values of a `prepare` message. `entries`, a number of releases, and `digest` are the last ledger
 # position that the server knows.
 PREPARE_VALUES = {"run": str, "rounds": int, "entries": int, "digest": str}
@@ -59,11 +62,16 @@ ANY_WEIGHTS = "the weights it is sent"
 RUN_DIGEST = re.compile(r"[0-9a-f]{64}")  # names the run's folder, so nothing else is accepted
 MAX_ROUNDS = 1_000_000  # a server that requests more would only keep a node busy
 
+log = logging.getLogger(__name__)
 Handler = Callable[[Message, Context], Message]
 
 # The sites of this process, by the key of their ClientApp. The app cannot hold data and model,
 # because Flower may copy it to another process.
 _sites: dict[str, Site] = {}
+
+
+class RefusalError(UserError):
+    """A reason that may leave the site: its text is about the protocol and quotes no data."""
 
 
 # ----------------------------------------------------------------------------------------- patients
@@ -260,7 +268,8 @@ class Node:
             the ledger's position (see `report_position`), and the mechanism's digest.
 
         Raises:
-            UserError: the ledger is behind the known position, or the node's total ε is not known.
+            RefusalError: the ledger is behind the known position. The cause has the details.
+            UserError: the node's total ε is not known.
         """
         self.close()  # so that a node that then refuses has nothing to take a round with
         site = self.site
@@ -282,15 +291,21 @@ class Node:
             ranks=1,
             deterministic=self.config.execution.deterministic,
         )
-        ledger = open_ledger(
-            home / "ledger.jsonl",
-            self.mechanism,
-            not self.config.privacy.secure,
-            known_position,
-            (execution, 0, ANY_WEIGHTS),
-            partial(find_other_ledgers, self.config.results, run, home),
-            identity=f"node {self.number}",
-        )
+        try:
+            ledger = open_ledger(
+                home / "ledger.jsonl",
+                self.mechanism,
+                not self.config.privacy.secure,
+                known_position,
+                (execution, 0, ANY_WEIGHTS),
+                partial(find_other_ledgers, self.config.results, run, home),
+                identity=f"node {self.number}",
+            )
+        except UserError as error:
+            raise RefusalError(
+                "its ledger cannot be used, or is behind what the server knows; the reason is in "
+                "its own log"
+            ) from error
         try:
             # An upper bound, reached if every step of the plan is taken anew.
             self.reserved = reserved or ledger.releases + self.setup.plan.steps
@@ -372,7 +387,7 @@ class Node:
     def report_position(self) -> dict[str, Any]:
         """Write the ledger to disk, and return its position for the server."""
         if self.ledger is None:
-            raise UserError(MUST_JOIN_AGAIN)
+            raise RefusalError(MUST_JOIN_AGAIN)
         self.ledger.sync()
         position = self.ledger.position
         return {"entries": position.releases, "digest": position.digest}
@@ -393,12 +408,12 @@ class Node:
         Raises:
             BudgetExceeded: the next step would exceed `privacy.max_epsilon`. Earlier steps of the
                 round count, although their sum is not sent.
-            UserError: this process was not asked to `prepare`. The server then asks it to join
+            RefusalError: this process was not asked to `prepare`. The server then asks it to join
                 again.
             WeightsChangedError: the model or the loss changed a weight.
         """
         if self.ledger is None:
-            raise UserError(MUST_JOIN_AGAIN)
+            raise RefusalError(MUST_JOIN_AGAIN)
         setup = self.setup
         parameters = trainable(setup.model)
         with torch.no_grad():
@@ -498,9 +513,9 @@ def _check_and_prepare(node: Node, values: dict[str, Any], reserved: int = 0) ->
     """Check the values of a `prepare` message, and prepare the node; see `Node.prepare`."""
     run, rounds = values["run"], values["rounds"]
     if not RUN_DIGEST.fullmatch(run):
-        raise UserError("the server's name for the run is not 64 hexadecimal digits.")
+        raise RefusalError("the server's name for the run is not 64 hexadecimal digits.")
     if not 1 <= rounds <= MAX_ROUNDS:
-        raise UserError(f"the server requests {rounds:,} rounds, not 1 to {MAX_ROUNDS:,}.")
+        raise RefusalError(f"the server requests {rounds:,} rounds, not 1 to {MAX_ROUNDS:,}.")
     # With 0 entries, the server knows no ledger of this node yet.
     entries = values["entries"]
     known_position = Position(entries, values["digest"]) if entries else None
@@ -511,17 +526,9 @@ def _handler(respond: Callable[[Message, Context], RecordDict]) -> Handler:
     """Return a handler of messages that answers with an `Error` if the node refuses."""
 
     def answer(message: Message, context: Context) -> Message:
-        try:
-            return Message(respond(message, context), reply_to=message)
-        except BudgetExceeded:
-            reason = "the next step would exceed privacy.max_epsilon"
-        except Malformed as error:
-            reason = f"the server's message {error}"
-        except (UserError, ValueError) as error:
-            reason = str(error)
-        return Message(Error(REFUSED, reason), reply_to=message)
+        return Message(respond(message, context), reply_to=message)
 
-    return answer
+    return partial(call_app, answer)
 
 
 def call_app(
@@ -529,8 +536,26 @@ def call_app(
     message: Message,
     context: Context,
 ) -> Message:
-    """Return the app's answer, or an `Error` if it raises, as Flower's own runtimes do."""
+    """Return the app's answer, or an `Error` whose reason quotes nothing of the site's data.
+
+    The texts of `BudgetExceeded`, `Malformed` and `RefusalError` are about the protocol alone. Any
+    other error may quote a patient, a file or a folder, so it is only logged here.
+    """
+    code = REFUSED
     try:
         return app(message, context)
+    except BudgetExceeded:
+        reason = "the next step would exceed privacy.max_epsilon"
+    except Malformed as error:
+        reason = f"the server's message {error}"
+    except RefusalError as error:
+        reason = str(error)
+        if error.__cause__:
+            log.warning("the node refuses: %s", error.__cause__)
+    except (UserError, ValueError) as error:
+        reason = SEE_LOG
+        log.warning("the node cannot answer: %s", error)
     except Exception as error:
-        return Message(Error(CRASHED, f"{type(error).__name__}: {error}"), reply_to=message)
+        code, reason = CRASHED, SEE_LOG
+        log.warning("the node failed: %s: %s", type(error).__name__, error, exc_info=True)
+    return Message(Error(code, reason), reply_to=message)
