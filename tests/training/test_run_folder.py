@@ -33,14 +33,15 @@ from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import read_json
 from zdp_bench.privacy.accounting import tight_epsilon
+from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.report import papers
 from zdp_bench.training import run
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.progress import Reporter
 from zdp_bench.training.run import Outcome
-from zdp_bench.training.spending import find_spendings
-from zdp_bench.training.spending_file import FILE
+from zdp_bench.training.spending import find_other_ledgers, find_spendings
+from zdp_bench.training.spending_file import FILE, is_node
 
 
 @contextmanager
@@ -191,6 +192,34 @@ def test_two_processes_that_force_a_secure_run_at_once_lose_no_release(
     assert (own["randomness"], secured["randomness"]) == ("seeded", "cryptographic")
     assert own["epsilon_tight"] == secured["epsilon_tight"]
     assert first.record.document["run"] != finished.record.document["run"]
+
+
+def test_a_run_of_a_recipe_called_nodes_is_no_node(finished: Outcome, tmp_path: Path) -> None:
+    """Its ledger in a renamed folder is found, so that no noise is drawn for two sums."""
+    run_digest = finished.record.run
+    nodes = tmp_path / "runs" / "nodes"
+    finished.path.parent.parent.rename(nodes)
+    home = nodes / finished.path.parent.name
+    assert not is_node(home)
+    moved = home.rename(nodes / "before")
+    assert find_other_ledgers(tmp_path, run_digest, home) == [moved / "ledger.jsonl"]
+    (spending,), unknown = find_spendings(tmp_path)
+    assert (spending.home, unknown) == (moved, [])
+
+
+def test_a_node_is_recognised_by_its_ledger_or_its_name(tmp_path: Path) -> None:
+    mechanism = Mechanism.of_z(1.0, Sampling("poisson", 0.1, 10.0, 100))
+    renamed, empty = tmp_path / "nodes" / "site", tmp_path / "nodes" / "03-0123abcd"
+    Ledger(renamed / "ledger.jsonl", mechanism, True, identity="node 3").close()
+    empty.mkdir()
+    assert is_node(renamed)
+    assert is_node(empty)
+
+
+def test_the_name_of_a_recipe_does_not_make_its_runs_deleted() -> None:
+    assert not records.is_deleted(Path("runs/x.deleted-1/0123456789abcdef"))
+    assert records.is_deleted(Path("runs/x/0123456789abcdef.deleted-1"))
+    assert records.is_deleted(Path("runs/x/0123456789abcdef.deleted-1/nodes/00"))
 
 
 def write_other_weights(results: Path) -> None:

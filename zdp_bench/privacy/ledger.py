@@ -711,11 +711,11 @@ def set_aside_others(path: Path, identity: str = "") -> None:
         if ledger in in_place:
             continue
         is_in_folder = ledger.parent == path.parent
-        if not identity or is_in_folder or _read_identity(ledger) == identity:
+        if not identity or is_in_folder or read_identity(ledger) == identity:
             disk.rename(ledger, _next_aside(path))
 
 
-def _read_identity(path: Path) -> str | None:
+def read_identity(path: Path) -> str | None:
     """Return the identity that the head of a ledger states, or None if the head is damaged."""
     try:
         return _read_head(path).identity

@@ -90,7 +90,8 @@ def is_deleted(home: Path) -> bool:
     Args:
         home: a run's folder, or that of one of its nodes, such as RUN/nodes/00.
     """
-    return any(DELETED in name for name in home.parts[-3:])
+    names = home.name, home.parent.parent.name  # not the recipe's, which is between them
+    return any(DELETED in name for name in names)
 
 
 def is_named(word: str, recipe: str, run: str) -> bool:

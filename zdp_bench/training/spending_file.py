@@ -10,7 +10,9 @@ RUN/nodes/NN-DATA.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,10 +22,13 @@ from typing import NamedTuple
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Unfit, parse_as, read_json
+from zdp_bench.privacy.ledger import list_set_aside, read_identity
 from zdp_bench.records import Data, Released
 
 FILE = "spending.json"
 NODES = "nodes"  # folder of a federated run that has a folder for each node
+NODE = "node "  # in the head of a node's ledger, the identity is this and the node's number
+_NODE_NAME = re.compile(r"\d{2,8}(-[0-9a-f]{8})?")  # a run's folder has 16 digits
 
 
 @dataclass(frozen=True)
@@ -136,8 +141,19 @@ def format_files(files: Files) -> str | None:
 
 
 def is_node(home: Path) -> bool:
-    """Return True if a folder is that of a federation's node, rather than that of a run."""
-    return home.parent.name == NODES
+    """Return True if a folder is that of a federation's node, rather than that of a run.
+
+    The runs of a recipe that is called `NODES` are in a folder with that name too. The heads of
+    their ledgers tell them from nodes. Without a head, the folder's own name decides.
+    """
+    if home.parent.name != NODES:
+        return False
+    ledger = home / "ledger.jsonl"
+    for path in [ledger, *list_set_aside(ledger)]:
+        with suppress(UserError):  # it cannot be read; who counts its steps reports it
+            if path.is_file() and (identity := read_identity(path)) is not None:
+                return identity.startswith(NODE)
+    return _NODE_NAME.fullmatch(home.name) is not None
 
 
 def run_of_node(node_home: Path) -> Path:

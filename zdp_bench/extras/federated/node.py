@@ -45,7 +45,7 @@ from zdp_bench.training.reservation import plan_spending, reserve
 from zdp_bench.training.run_folder import open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, count_units, load_data
 from zdp_bench.training.spending import find_other_ledgers, read_spendings
-from zdp_bench.training.spending_file import NODES
+from zdp_bench.training.spending_file import NODE, NODES
 from zdp_bench.training.step import Training, private_step
 
 CRASHED = 1  # code of an `Error`: the app raised an exception
@@ -299,7 +299,7 @@ class Node:
                 known_position,
                 (execution, 0, ANY_WEIGHTS),
                 partial(find_other_ledgers, self.config.results, run, home),
-                identity=f"node {self.number}",
+                identity=f"{NODE}{self.number}",
             )
         except UserError as error:
             raise RefusalError(
