@@ -111,7 +111,7 @@ def test_every_record_id_of_the_outcomes_can_be_that_of_a_record(
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        ("00:00,RecordID,1000002", "has the RecordID 1000002 in line 2, but another name"),
+        ("00:00,RecordID,1000002", "has the RecordID 1000002 in line 2, but not in its name"),
         ("00:00,RecordID,many", "has the value 'many' in line 2, not a number"),
         ("00:00,HR,1000001", "has the value '1000001' in line 2, outside ±1,000,000"),
         ("00:00,HR,inf", "has the value 'inf' in line 2, not a number"),

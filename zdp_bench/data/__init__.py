@@ -279,17 +279,18 @@ class Dataset:
         raise NotImplementedError
 
     def released(self, root: Path) -> DatasetInfo | None:
-        """Return the counts and shapes of the release if its files are not under the data root.
+        """Return the counts and shapes of the published data set if its files are missing.
 
-        None if the files are there, or if the data set needs none.
+        Return None if they are under the data root, or if the data set needs none: `info` then
+        describes what `load` returns.
         """
         return None
 
     def info(self, root: Path) -> DatasetInfo:
-        """Describe the examples of `load` or, without the files, those of the release."""
-        release = self.released(root)
-        if release:
-            return replace(release, found=False)
+        """Describe the examples of `load` or, without the files, those that are published."""
+        published_info = self.released(root)
+        if published_info is not None:
+            return replace(published_info, found=False)
         splits = self.load(root)
         inputs, targets = splits.train.batch(torch.arange(1))
         groups = splits.train.groups

@@ -278,7 +278,7 @@ def list_files(
     folder: Path,
     home: Path,
     is_expected: Callable[[Path], bool],
-    rule: str,
+    fault: str,
 ) -> list[Path]:
     """List the files in a folder, sorted by name, without opening them.
 
@@ -286,7 +286,7 @@ def list_files(
         folder: path of the folder.
         home: folder of the data set; no link may lead out of it.
         is_expected: returns True if a file belongs in the folder.
-        rule: what is wrong with other files, worded to follow the file's name.
+        fault: what is wrong with any other file, worded to follow the file's name.
 
     Raises:
         UserError: A file leads out of `home`, or does not belong in the folder.
@@ -295,7 +295,7 @@ def list_files(
     for path in paths:
         require_inside(path, home)
         with reading(path):
-            expect(is_expected(path), rule)
+            expect(is_expected(path), fault)
     return paths
 
 

@@ -66,9 +66,11 @@ class Range:
         """Return (values − middle) / width of the range, clipped to ±`LIMIT`."""
         low, high = self.low, self.high
         if self.is_log:
-            # 0 has no logarithm, so raise values below low / 1000 to it. They are clipped to -LIMIT
-            # anyway: as high <= 100 * low, low / 1000 becomes at most -1/2 - 3/2 = -2.
-            values = np.log(np.maximum(values, low / 1000))
+            # 0 has no logarithm, so smaller values are replaced by low / 1000. This changes no
+            # result. In log10, low / 1000 is 3 below `low`, and the range is at most 2 wide (high
+            # <= 100 * low). So low / 1000 becomes -1/2 - 3/2 or less, which is clipped.
+            smallest = low / 1000
+            values = np.log(np.maximum(values, smallest))
             low, high = math.log(low), math.log(high)
         middle = (low + high) / 2
         return np.clip((values - middle) / (high - low), -LIMIT, LIMIT)
@@ -94,8 +96,8 @@ RANGES = {
     "Bilirubin": Range(0.3, 2, is_log=True),  # mg/dL; ACCP; SOFA: two points from 2
     "BUN": Range(7, 40, is_log=True),  # mg/dL; Mayo Clinic; APACHE III: more points from 40
     "Cholesterol": Range(120, 200),  # mg/dL; MSD: low below 120, desirable below 200
-    "Creatinine": Range(0.5, 2, is_log=True),  # mg/dL; APACHE III: points below; SOFA: from 2
-    "DiasABP": Range(52, 80),  # mmHg; (3 · MAP − SysABP) / 2 of their ends, rounded
+    "Creatinine": Range(0.5, 2, is_log=True),  # mg/dL; APACHE III: points below 0.5; SOFA: from 2
+    "DiasABP": Range(52, 80),  # mmHg; (3 · MAP − SysABP) / 2 of the ends of both, rounded
     "FiO2": Range(0.21, 0.6),  # room air; Jackson 2020 (Medscape): at most 0.6 after 24 hours
     "GCS": Range(10, 15),  # SOFA: two points for 10 to 12, none for 15
     "Glucose": Range(70, 180, is_log=True),  # mg/dL; MSD: fasting; NICE-SUGAR 2009: usual target
@@ -104,7 +106,7 @@ RANGES = {
     "HR": Range(60, 110),  # bpm; AHA; APACHE II: points from 110
     "K": Range(3.5, 5),  # mmol/L; APACHE II: points below 3.5; SAPS II: points from 5
     "Lactate": Range(0.5, 4, is_log=True),  # mmol/L; MSD; SSC: tissue is short of oxygen from 4
-    "Mg": Range(1.5, 2.3),  # mg/dL; StatPearls, Electrolytes; Costello et al. 2016: 0.95 mmol/L
+    "Mg": Range(1.5, 2.3),  # mg/dL; StatPearls, Electrolytes; Costello et al. 2016 (0.95 mmol/L)
     "MAP": Range(65, 100),  # mmHg; SSC: the target is 65 at least; APACHE III: points from 100
     "MechVent": Range(0, 1),  # 1 where it is recorded
     "Na": Range(135, 145),  # mmol/L; APACHE III: points below 135; SAPS II: points from 145
@@ -116,11 +118,11 @@ RANGES = {
     "pH": Range(7.30, 7.45),  # ARDS Network: the target
     "Platelets": Range(100, 400, is_log=True),  # 1000/µL; SOFA: two points below 100; NBME
     "RespRate": Range(12, 24),  # per minute; APACHE II: no points
-    "SaO2": Range(94, 100),  # %; BTS: the target is 94 at least; the maximum
+    "SaO2": Range(94, 100),  # %; BTS: the target is 94 at least; 100 is the maximum
     "SysABP": Range(90, 140),  # mmHg; SSC: hypotension below 90; WHO: hypertension from 140
     "Temp": Range(36, 38.4),  # °C; APACHE II: no points
-    "TroponinI": Range(0.04, 4, is_log=True),  # µg/L; Apple & Collinson 2012; a hundred times this
-    "TroponinT": Range(0.01, 1, is_log=True),  # µg/L; likewise
+    "TroponinI": Range(0.04, 4, is_log=True),  # µg/L; Apple & Collinson 2012; 100 · 0.04
+    "TroponinT": Range(0.01, 1, is_log=True),  # µg/L; Apple & Collinson 2012; 100 · 0.01
     "Urine": Range(35, 140, is_log=True),  # mL; SSC: from 0.5 mL/kg in an hour at 70 kg, to 4 · 35
     "WBC": Range(4, 20, is_log=True),  # 1000/µL; SIRS: below 4; SAPS II: points from 20
     "Weight": Range(50, 100),  # kg; round numbers
@@ -199,6 +201,7 @@ class Physionet2012(Dataset):
             outputs=1,
             provenance="official" if is_complete else "derived",
             digest=digest(f"{cache_key}:{outcomes}:{options!r}"),
+            # "public": the validation patients are not protected by ε.
             notes=f"one record per patient: {len(train):,} patients to train, {len(validation):,} "
             f"to validate (public), {len(test):,} to test",
             validation=validation if len(validation) else None,
@@ -219,8 +222,10 @@ class Physionet2012(Dataset):
             cache_key: text that identifies records, ranges and version.
         """
         shape = (len(paths), NUM_FEATURES)
-        blocks = (make_features(path)[None] for path in paths)  # read only if they are not cached
-        rows = torch.from_numpy(load_or_make("stays", digest(cache_key), shape, np.float32, blocks))
+        rows_to_make = (make_features(path)[None] for path in paths)  # read only if not cached
+        kind = "stays"  # names the folder in the cache
+        features = load_or_make(kind, digest(cache_key), shape, np.float32, rows_to_make)
+        rows = torch.from_numpy(features)
         if self.norm is None:
             return rows
         return rows * (self.norm / rows.norm(dim=1, keepdim=True).clamp(min=1e-6))
@@ -237,10 +242,7 @@ class Physionet2012(Dataset):
         return is_validation
 
     def released(self, root: Path) -> DatasetInfo | None:
-        """Return the sizes of the published data set if it is not under the data root.
-
-        None if it is, because `info` then counts the patients that `load` reads.
-        """
+        """Return the sizes of the published data set; None if its files are under the data root."""
         if (root / FOLDER).is_dir():
             return None
         # How many patients are held out depends on the number of RecordIDs only.
@@ -277,8 +279,8 @@ def list_patients(home: Path, name: str) -> list[Patient]:
     paths = list_files(
         folder,
         home,
-        lambda path: path.suffix == ".txt" and path.stem in died,
-        f"is not the record of a patient in {table.name}",
+        is_expected=lambda path: path.suffix == ".txt" and path.stem in died,
+        fault=f"is not the record of a patient in {table.name}",
     )
     record_ids = {path.stem for path in paths}
     for record_id in died:
@@ -295,7 +297,9 @@ def read_outcomes(table: Path) -> dict[str, bool]:
     lines = csv.reader(read_text(table, encoding="utf-8-sig").splitlines(), strict=True)
     died: dict[str, bool] = {}
     with reading(table):
-        expect(next(lines, []) == OUTCOMES, f"does not begin with {','.join(OUTCOMES)}")
+        header = next(lines, [])
+        fault = f"does not begin with {','.join(OUTCOMES)}"
+        expect(header == OUTCOMES, fault)
         for cells in lines:
             where = f"in line {lines.line_num}"
             expect(len(cells) == len(OUTCOMES), f"has {len(cells)} cells {where}")
@@ -375,8 +379,9 @@ def read_record(path: Path) -> Record:
         expect(bool(lines) and lines[0] == HEADER, f"does not begin with {HEADER}")
         for line_number, minute, name, value in parse_lines(lines):
             if name == "RecordID":
-                fault = f"has the RecordID {value:.10g} in line {line_number}, but another name"
-                expect(value == int(path.stem), fault)
+                is_that_of_name = value == int(path.stem)
+                fault = f"has the RecordID {value:.10g} in line {line_number}, but not in its name"
+                expect(is_that_of_name, fault)
             if value < 0:
                 continue
             minutes.setdefault(name, []).append(minute)
