@@ -59,7 +59,7 @@ def test_a_recording_counts_by_its_first_label(tmp_path: Path) -> None:
     folder = write_headers(tmp_path, *many, NORMAL, NORMAL)
     dataset = Cpsc2018(test_share=0.5)
     splits = dataset.load(tmp_path)
-    assert splits.notes == "5 recordings of Normal or LBBB, in CPSC 2018's form"
+    assert splits.notes == "5 recordings of Normal or LBBB, not exactly those of CPSC 2018"
     assert (len(splits.train), len(splits.test)) == (2, 3)
     assert (splits.outputs, splits.input_shape, splits.provenance) == (1, (512,), "derived")
     for name in ("A0002.hea", "A0002.mat"):
@@ -83,14 +83,14 @@ def test_only_recordings_that_are_read_make_it_official(
 
 
 def test_a_test_part_without_one_of_the_diagnoses_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="without one of these classes"):
+    with pytest.raises(UserError, match="lacks one of these classes"):
         Cpsc2018(test_share=0.1).split(tmp_path, [0] * 98 + [1] * 2)
 
 
 @pytest.mark.real_data
 def test_the_real_recordings(data_root: Path) -> None:
     splits = Cpsc2018(positive="RBBB", negative="AF", test_share=0.3).load(data_root)
-    assert splits.notes == "7 recordings of AF or RBBB, in CPSC 2018's form"
+    assert splits.notes == "7 recordings of AF or RBBB, not exactly those of CPSC 2018"
     path = data_root / "CPSC2018" / "cinc2020_wfdb" / "A0001.hea"
     diagnosis, signal = Cpsc2018(channel=3).read(path)
     assert (diagnosis, len(signal)) == ("RBBB", 7500)

@@ -16,7 +16,11 @@ from zdp_bench.registry import lookup, names
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("cpsc2018", {"test_share": 0.99}, "dataset.test_share=0.99: of 3 recordings of Normal"),
-    ("cpsc2018", {"test_share": 0.1}, "0.1: of 3 recordings of Normal and 3 of LBBB, 1 to test on"),
+    (
+        "cpsc2018",
+        {"test_share": 0.1},
+        "0.1: of 3 recordings of Normal and 3 of LBBB, the test part takes 1",
+    ),
     ("cpsc2018", {"negative": "LBBB"}, "dataset.negative=LBBB: must differ"),
     ("cpsc2018", {"positive": "LBB"}, "Did you mean 'LBBB'"),
     ("cpsc2018_synthetic", {"seconds": 0}, "dataset.seconds=0: must be greater"),

@@ -89,7 +89,8 @@ def read_wfdb(path: Path, channels: Sequence[int]) -> tuple[list[str], np.ndarra
     """Read a recording's diagnosis codes, and leads [samples, channels] in mV.
 
     Args:
-        path: path of the header. That of a signal without a header is rejected.
+        path: path of the header. The path of a signal, which `find_recordings` lists if it has no
+            header, is rejected.
         channels: leads to read, counted from 1.
     """
     with reading(path):
@@ -108,7 +109,8 @@ def read_wfdb(path: Path, channels: Sequence[int]) -> tuple[list[str], np.ndarra
         for unit in units:
             expect(unit in UNITS, f"has a lead in '{unit}', but {', '.join(UNITS)} were expected")
     codes = diagnoses[0].removeprefix("Dx:").split(",")
-    leads = read_leads(record, indices) * [UNITS[unit] for unit in units]
+    millivolts_per_unit = np.array([UNITS[unit] for unit in units])
+    leads = read_leads(record, indices) * millivolts_per_unit
     return [code.strip() for code in codes], leads
 
 
@@ -228,7 +230,7 @@ class Cpsc2018(Dataset):
         is_whole = names == RELEASED_NAMES
         notes = f"{len(targets):,} recordings of {self.negative} or {self.positive}"
         if not is_whole:
-            notes += ", in CPSC 2018's form"
+            notes += ", not exactly those of CPSC 2018"
         skipped = note_skipped(len(recordings) - len(names))
         if skipped:
             notes += f", {skipped}"
@@ -247,7 +249,7 @@ class Cpsc2018(Dataset):
         )
 
     def released(self, root: Path) -> DatasetInfo | None:
-        """Return the counts of the release if its files are missing; see `Dataset.released`."""
+        """Return the sizes of the published data set; None if its files are under the data root."""
         folder = root / FOLDER
         if find_visible(folder, "cinc2020_wfdb/**/*.*"):
             return None
@@ -295,6 +297,6 @@ class Cpsc2018(Dataset):
                 return train, test
         raise UserError(
             f"dataset.test_share={self.test_share}: of {counts[0]} recordings of {self.negative} "
-            f"and {counts[1]} of {self.positive}, {num_test} to test on leave the training or the "
-            "test part without one of these classes."
+            f"and {counts[1]} of {self.positive}, the test part takes {num_test}, so it or the "
+            "training part lacks one of these classes."
         )

@@ -35,7 +35,7 @@ def rows() -> dict[str, tuple[str, list[str]]]:
 
 PRINTED = {
     "PTB-XL": ["folder, own: classes 0 IMI, 1 NORM", "ε per patient"],
-    "CinC 2020": ["cpsc2018, derived: recordings in CPSC 2018's form"],
+    "CinC 2020": ["not exactly those of CPSC 2018"],
     "LUDB": ["folder, own: classes 0 Sinus, 1 fibrillation"],
     "fastMRI knee": ["fastmri, derived: files in fastMRI's layout"],
     "fastMRI brain": ["coils combined by the root of their sum of squares"],
