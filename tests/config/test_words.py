@@ -180,6 +180,18 @@ def test_the_command_line_runs_and_validates_it(
     assert "2 jobs, 0 failed" in out
 
 
+@pytest.mark.parametrize("other", ["other/mine.yaml", "elsewhere/mine.yml"])
+def test_two_files_of_one_name_are_refused(mine: Path, other: str) -> None:
+    path = mine.parent.parent / other
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(MINE.replace("1.5", "4.0"))
+    # both jobs had the noise of the second file
+    with pytest.raises(UserError, match=r"two files have the name mine, .*; rename one"):
+        read_words([f"recipe={mine},{path}"], sweep=True)
+    path_as_typed = mine.parent / "../elsewhere/mine.yaml"
+    assert read_words([f"recipe={mine},{path_as_typed}"], sweep=True)  # the same file
+
+
 WRONG = [
     ("none.yaml", None, "file not found"),
     ("quickstart.yaml", MINE, "differs from zdp-bench's own recipes"),

@@ -190,7 +190,21 @@ def _adopt_all(word: str) -> str:
     key, _, value = word.partition("=")
     if key != "recipe" or not is_file_name(value):
         return word
-    return f"recipe={','.join(_adopt(part) for part in value.split(','))}"
+    parts = value.split(",")
+    _require_names_of_one_file(word, [part for part in parts if is_file_name(part)])
+    return f"recipe={','.join(map(_adopt, parts))}"
+
+
+def _require_names_of_one_file(word: str, file_names: list[str]) -> None:
+    """Reject two files of one name: Hydra and the records would take them for one recipe."""
+    path_of: dict[str, Path] = {}  # recipe's name -> its file
+    for file_name in file_names:
+        path = Path(file_name).expanduser()
+        if path_of.setdefault(path.stem, path).resolve() != path.resolve():
+            raise UserError(
+                f"{word}: two files have the name {path.stem}, under which their runs would be "
+                "recorded; rename one of them."
+            )
 
 
 def _adopt(value: str) -> str:
