@@ -145,7 +145,7 @@ class Folder(Form, Dataset):
         mean, deviation = self.pixels
         owners = "".join(f"{i.name}:{i.label}:{i.patient}:{i.part};" for i in listing.items)
         pairs = ":reference" if listing.target == "reference" else ""
-        if listing.has_signed_classes:
+        if listing.has_signed_or_fractional_classes:
             owners += repr(listing.classes)
         if listing.target == "label":
             classes = ", ".join(f"{n} {name}" for n, name in enumerate(listing.classes))

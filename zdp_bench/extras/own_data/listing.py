@@ -131,9 +131,10 @@ def _find_parts(path: Path) -> dict[str, Path]:
 
 def _list_folder(path: Path) -> Iterator[Item]:
     for part, home in _find_parts(path).items():
-        partners = [name for name in PARTNERS if (home / name).is_dir()]
-        if (home / IMAGES).is_dir() and partners:
-            yield from _pair_files(path, home, part, partners[0])
+        partner_folders = [name for name in PARTNERS if (home / name).is_dir()]
+        if (home / IMAGES).is_dir() and partner_folders:
+            # If there are several, `_pair_files` rejects the others.
+            yield from _pair_files(path, home, part, partner_folders[0])
         elif (home / IMAGES).is_dir():
             raise UserError(
                 f"{home}: has {IMAGES}/, but neither {' nor '.join(f'{p}/' for p in PARTNERS)} "
@@ -148,7 +149,7 @@ def _list_folder(path: Path) -> Iterator[Item]:
                 yield from _items_below(folder, path, folder.name, part)
 
 
-def _pair_files(path: Path, home: Path, part: str, folder: str) -> Iterator[Item]:
+def _pair_files(path: Path, home: Path, part: str, partner_folder: str) -> Iterator[Item]:
     """Yield the files below images/, each with its mask or reference.
 
     Both have the same name, apart from the suffix.
@@ -157,21 +158,22 @@ def _pair_files(path: Path, home: Path, part: str, folder: str) -> Iterator[Item
         path: path of the data.
         home: folder of the part, which contains images/.
         part: the part.
-        folder: name of the folder of masks or references.
+        partner_folder: name of the folder of masks or references.
     """
-    target = PARTNERS[folder]
+    target = PARTNERS[partner_folder]
     for file in visible_files(home):
-        if file.name not in (IMAGES, folder):
-            raise UserError(f"{file}: is beside {IMAGES}/ and {folder}/; move it away.")
-    partners: dict[str, Path] = {}
-    for item in _items_below(home / folder, path, "", part):
-        first_path = partners.setdefault(_without_suffix(item.path, home / folder), item.path)
+        if file.name not in (IMAGES, partner_folder):
+            raise UserError(f"{file}: is beside {IMAGES}/ and {partner_folder}/; move it away.")
+    images_home, partners_home = home / IMAGES, home / partner_folder
+    partners: dict[str, Path] = {}  # path below the folder, without suffix -> path
+    for item in _items_below(partners_home, path, "", part):
+        first_path = partners.setdefault(_without_suffix(item.path, partners_home), item.path)
         if first_path != item.path:
             raise UserError(f"{item.path}: is a {target} of the same image as {first_path.name}.")
-    for item in _items_below(home / IMAGES, path, "", part):
-        partner = partners.pop(_without_suffix(item.path, home / IMAGES), None)
+    for item in _items_below(images_home, path, "", part):
+        partner = partners.pop(_without_suffix(item.path, images_home), None)
         if partner is None:
-            raise UserError(f"{item.path}: has no {target} of the same name below {home / folder}.")
+            raise UserError(f"{item.path}: has no {target} of the same name below {partners_home}.")
         yield replace(item, target=target, partner=partner)
     if partners:
         unpaired = min(partners.values())
@@ -193,7 +195,8 @@ def _items_below(folder: Path, path: Path, label: str, part: str) -> Iterator[It
                 f"{folder / inner[0]}: is the folder of a patient in this place, but is named like "
                 "a part of a split; put train/ and test/ above the classes, or above images/."
             )
-        yield Item(file, name, label, inner[0] if len(inner) > 1 else name, part)
+        patient = inner[0] if len(inner) > 1 else name
+        yield Item(file, name, label, patient, part)
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
@@ -232,8 +235,8 @@ def _list_csv(path: Path) -> Iterator[Item]:
         expect(bool(rows), "contains no line below its header; list a file in each")
         _require_columns(header)
         for number, cells in rows:
-            rule = f"has {len(cells)} cells in line {number}, and {len(header)} columns"
-            expect(len(cells) <= len(header), rule)
+            fault = f"has {len(cells)} cells in line {number}, and {len(header)} columns"
+            expect(len(cells) <= len(header), fault)
     names = [name.lower() for name in header]
     items: dict[Item, None] = {}
     for number, cells in rows:
@@ -244,7 +247,7 @@ def _list_csv(path: Path) -> Iterator[Item]:
 
 
 def _read_lines(text: str) -> list[tuple[int, list[str]]]:
-    """Return the number and the cells of each line of a CSV that is not blank."""
+    """Return the number and the cells of each line of a CSV, without blank lines."""
     first_line = text.lstrip().partition("\n")[0]
     separator = max(",;\t", key=first_line.count)
     reader = csv.reader(StringIO(text, newline=""), delimiter=separator, strict=True)
@@ -263,11 +266,11 @@ def _require_columns(header: list[str]) -> None:
     if repeated:
         raise Unfit(f"has several columns '{repeated[0]}'; leave one")
     targets = [name for name in TARGETS if name in names]
-    rule = (
+    fault = (
         f"has the columns {', '.join(header)[:200]}; path and label are required, or path and "
         "mask, or path and reference; patient and split are optional. Rename your columns"
     )
-    expect("path" in names and len(targets) == 1, rule)
+    expect("path" in names and len(targets) == 1, fault)
     for name in filter(None, header):
         if name.lower() in COLUMNS:
             continue
@@ -345,9 +348,9 @@ def _require_consistent(path: Path, home: Path, items: list[Item]) -> None:
     name_of: dict[Path, str] = {}
     home = home.resolve()
     for item in items:
-        real_path = _resolve(item.path, home)
+        real_path = _resolve_inside(item.path, home)
         if item.partner:
-            _resolve(item.partner, home)
+            _resolve_inside(item.partner, home)  # only checked: several images may share a mask
         if real_path in name_of:
             first_name = name_of[real_path]
             alias = "" if first_name == item.name else f", also as {first_name}"
@@ -360,10 +363,15 @@ def _require_consistent(path: Path, home: Path, items: list[Item]) -> None:
             )
 
 
-def _resolve(path: Path, home: Path) -> Path:
-    """Return the path of a file without links, which must be in `home`.
+def _resolve_inside(path: Path, home: Path) -> Path:
+    """Return the real path of a file, with links resolved, which must be inside `home`.
 
-    `require_inside`, which is slower, is called only to raise an error that names the problem.
+    `require_inside` does the same, but is slower, because it also resolves `home` each time. It is
+    called only if the check here fails, for its error.
+
+    Args:
+        path: path of the file.
+        home: the folder, with links resolved.
     """
     try:
         real_path = path.resolve()
@@ -371,7 +379,9 @@ def _resolve(path: Path, home: Path) -> Path:
         return require_inside(path, home)
     if real_path.is_dir():
         raise UserError(f"{path}: is a link to a folder; put the folder itself there.")
-    return real_path if real_path.is_relative_to(home) else require_inside(path, home)
+    if not real_path.is_relative_to(home):
+        return require_inside(path, home)
+    return real_path
 
 
 @dataclass(frozen=True)
@@ -400,7 +410,7 @@ class Listing:
         return torch.nonzero(self.spread([item.part == part for item in self.items])).flatten()
 
     def spread(self, values: list[int] | list[bool]) -> Tensor:
-        """Return the value of each example's file [n], from one value per file."""
+        """Repeat the value of each file for each of its used examples, [n]."""
         counts = torch.tensor([len(indices) for indices in self.used])
         return torch.tensor(values).repeat_interleave(counts)
 
@@ -410,7 +420,7 @@ class Listing:
         return self.items[0].target
 
     @property
-    def has_signed_classes(self) -> bool:
+    def has_signed_or_fractional_classes(self) -> bool:
         """True if a class is a number with a sign or a fraction.
 
         Earlier versions sorted such classes in another order.
@@ -448,18 +458,20 @@ def list_examples(
     used = [used[index] for index in kept]
     require(bool(items), "dataset.path", path, "contains no example")
     targets = sorted({item.target for item in items})
-    rule = f"some of its files have a {targets[0]}, and others a {targets[-1]}"
-    require(len(targets) == 1, "dataset.path", path, rule)
+    fault = f"some of its files have a {targets[0]}, and others a {targets[-1]}"
+    require(len(targets) == 1, "dataset.path", path, fault)
     classes = sorted({item.label for item in items if item.target == "label"}, key=_sort_key)
-    rule = "contains only one class; a classifier needs two"
-    require(len(classes) != 1, "dataset.path", path, rule)
+    fault = "contains only one class; a classifier needs two"
+    require(len(classes) != 1, "dataset.path", path, fault)
     advice = "Change the split, dataset.test_share or dataset.split_seed"
     for part in REQUIRED_PARTS:
-        labels = {item.label for item in items if item.part == part}
-        require(bool(labels), "dataset.path", path, f"there is no {part} example. {advice}")
+        items_of_part = [item for item in items if item.part == part]
+        fault = f"there is no {part} example. {advice}"
+        require(bool(items_of_part), "dataset.path", path, fault)
+        classes_of_part = {item.label for item in items_of_part}
         for label in classes:
-            rule = f"class {label} has no {part} example. {advice}"
-            require(label in labels, "dataset.path", path, rule)
+            fault = f"class {label} has no {part} example. {advice}"
+            require(label in classes_of_part, "dataset.path", path, fault)
     return Listing(kind, items, facts, used, classes, skipped)
 
 
@@ -486,7 +498,7 @@ def choose_examples(
     """Return the indices [k] of the used examples of each file.
 
     If a patient has too many training examples, those used are spread evenly over the patient's
-    files and over the planes of each.
+    files and over the examples of each file, such as the planes of a volume.
 
     Args:
         items: the files.
