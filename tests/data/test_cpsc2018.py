@@ -53,6 +53,21 @@ def test_a_lead_in_another_unit_is_refused(tmp_path: Path) -> None:
         cpsc2018.read_wfdb(header, [3])
 
 
+def test_leads_are_found_by_name(tmp_path: Path) -> None:
+    """The third lead of any header was read as lead III."""
+    write_ecg(tmp_path, "A0001", 1, "Normal")
+    header = tmp_path / "A0001.hea"
+    _, expected = cpsc2018.read_wfdb(header, [7, 3])
+    text = header.read_text()
+    swapped = text.replace(" III\n", " X\n").replace(" V1\n", " III\n").replace(" X\n", " V1\n")
+    header.write_text(swapped)
+    _, leads = cpsc2018.read_wfdb(header, [3, 7])
+    np.testing.assert_array_equal(leads, expected)
+    header.write_text(text.replace(" III\n", " MLII\n"))
+    with pytest.raises(UserError, match=r"has the leads i, ii, mlii, .* and 'iii' was expected"):
+        cpsc2018.read_wfdb(header, [3])
+
+
 def test_a_recording_counts_by_its_first_label(tmp_path: Path) -> None:
     """The paper's 1,125 are first labels: 918 and 207."""
     many = (f"{NORMAL},{LBBB}", f"{LBBB},{NORMAL}", f"{PVC},{LBBB}", f"{LBBB}, {PVC}")

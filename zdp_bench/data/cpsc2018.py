@@ -39,7 +39,7 @@ from zdp_bench.data.files import (
     require_inside,
     sha256,
 )
-from zdp_bench.data.signals import open_record, read_leads
+from zdp_bench.data.signals import find_channels, open_record, read_leads
 from zdp_bench.data.stratified import stratified_split
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.foreign_files import expect, reading
@@ -48,7 +48,9 @@ from zdp_bench.registry import register
 FOLDER = "CPSC2018"
 FftNorm = Literal["backward", "ortho"]
 RATE = 500  # Hz
-LEADS = 12
+# The leads in the order of the release, which `channel` counts.
+LEAD_NAMES = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V6")
+LEADS = len(LEAD_NAMES)
 MAX_SAMPLES = 200 * RATE  # the longest released recording lasts 144 s
 Samples = Annotated[int, Interval(ge=1, le=MAX_SAMPLES)]
 # The diagnoses of CPSC 2018, with their SNOMED CT codes.
@@ -91,7 +93,7 @@ def read_wfdb(path: Path, channels: Sequence[int]) -> tuple[list[str], np.ndarra
     Args:
         path: path of the header. The path of a signal, which `find_recordings` lists if it has no
             header, is rejected.
-        channels: leads to read, counted from 1.
+        channels: leads to read, counted from 1 in `LEAD_NAMES`. They are found by their names.
     """
     with reading(path):
         expect(path.suffix == ".hea", "has no header beside it")
@@ -104,7 +106,9 @@ def read_wfdb(path: Path, channels: Sequence[int]) -> tuple[list[str], np.ndarra
         expect(record.files == [path, signals], f"names {others} where {signals.name} was expected")
         diagnoses = [line for line in record.comments if line.startswith("Dx:")]
         expect(bool(diagnoses), "has no diagnosis (#Dx)")
-        indices = [channel - 1 for channel in channels]
+        names = [name.casefold() for name in record.leads]
+        wanted = [LEAD_NAMES[channel - 1].casefold() for channel in channels]
+        indices = find_channels("leads", names, wanted)
         units = [record.header.units[index] for index in indices]
         for unit in units:
             expect(unit in UNITS, f"has a lead in '{unit}', but {', '.join(UNITS)} were expected")
@@ -168,7 +172,7 @@ class Cpsc2018(Dataset):
 
     Args:
         positive, negative: the two diagnoses, keys of `DIAGNOSES`.
-        channel: lead to use, counted from 1.
+        channel: lead to use, counted from 1 in `LEAD_NAMES`.
         length: number of samples to which a signal is trimmed or padded.
         fft_length: number of samples to which the FFT crops or pads its input.
         fft_norm: normalisation of `numpy.fft.fft`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,6 +188,25 @@ def _open_signals(
     expect(not any(header.skew), "has leads that are skewed in time; align them first")
     files = [path, *(path.parent / name for name in bits)]
     return Record(path, header, comments, list(header.sig_name), length, files)
+
+
+def find_channels(what: str, names: Sequence[str], wanted: Iterable[str]) -> list[int]:
+    """Return the indices of the wanted channels in a file that names its channels.
+
+    Args:
+        what: what the file calls its channels: leads or columns.
+        names: the file's names.
+        wanted: the names to find.
+
+    Raises:
+        Unfit: a wanted name is missing, or the file repeats it.
+    """
+    indices = []
+    for name in wanted:
+        rule = f"has the {what} {', '.join(names) or 'without names'}, and '{name}' was expected"
+        expect(names.count(name) == 1, rule)
+        indices.append(names.index(name))
+    return indices
 
 
 def read_leads(

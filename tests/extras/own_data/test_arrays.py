@@ -107,9 +107,10 @@ REFUSED: dict[str, tuple[np.ndarray | str, str]] = {
 def test_a_column_of_integers_may_begin_with_0(tmp_path: Path) -> None:
     path = tmp_path / "s.csv"
     path.write_text("0\n-1\n2\n")
-    assert read_table(path, 1).tolist() == [[0, -1, 2]]
+    assert read_table(path, 1)[1].tolist() == [[0, -1, 2]]
     path.write_text("0,1\n5,6\n")
-    assert read_table(path, 2, ["1", "0"]).tolist() == [[6], [5]]
+    names, samples = read_table(path, 2, ["1", "0"])
+    assert (names, samples.tolist()) == (["1", "0"], [[6], [5]])
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -129,3 +130,32 @@ def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
     write_signals(tmp_path / "d", ".csv", SIGNAL)
     missing = folder(tmp_path / "d", "table", channels=1, length=8, leads=["V9"])
     assert_refused(lambda: missing.load(tmp_path), "s.csv", "columns I, V5, and 'V9' was expected")
+
+
+def test_columns_in_another_order_are_refused(tmp_path: Path) -> None:
+    """The first channel was lead I of some patients and V5 of others."""
+    data = write_signals(tmp_path / "d", ".csv", SIGNAL)
+    other = tmp_path / "d/b/by/s.csv"
+    for head in ("V5,I", ""):
+        write_csv(other, SIGNAL, head)
+        assert_refused(lambda: data.load(tmp_path), str(other), "where .* has I, V5; set dataset.l")
+    write_csv(other, SIGNAL[::-1], "V5,I")
+    by_name = folder(tmp_path / "d", "table", channels=2, length=8, leads=["I", "V5"])
+    splits = by_name.load(tmp_path)
+    inputs, _ = splits.train.batch(torch.arange(len(splits.train)))
+    assert torch.equal(inputs, torch.from_numpy(SIGNAL[:, :8]).float().expand_as(inputs))
+
+
+def test_the_only_column_may_have_any_name(tmp_path: Path) -> None:
+    data = write_signals(tmp_path / "d", ".csv", SIGNAL, channels=1)
+    for number, file in enumerate(sorted((tmp_path / "d").rglob("*.csv"))):
+        write_csv(file, SIGNAL[:1], f"person {number}" * (number % 2))
+    assert data.load(tmp_path).input_shape == (1, 8)
+
+
+def test_a_prediction_names_the_channels_that_it_takes_by_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = write_signals(tmp_path / "d", ".csv", SIGNAL)
+    data.prepare(tmp_path / "d/b/by/s.csv")
+    assert "taken by their places: I, V5" in caplog.text

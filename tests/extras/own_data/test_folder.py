@@ -620,3 +620,25 @@ def test_own_data_are_called_by_the_name_of_their_folder(
     code, out, _ = run_command(capsys, "delete", "quickstart", f"--results={tmp_path}")
     assert code == 0
     assert "steps on scans still count" in out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (" I\n", " II\n", r"has II \(mV\) where .*has I \(mV\); set dataset.leads"),
+        (" V5\n", " I\n", ""),  # is not read
+        ("/mV", "/uV", r"has I \(uV\) where .*has I \(mV\); store both in the same unit"),
+    ],
+)
+def test_leads_of_another_name_or_unit_are_refused(
+    tmp_path: Path, old: str, new: str, says: str
+) -> None:
+    """Files in mV and in µV, and with other leads, were mixed without a word."""
+    home = make.write_classes(tmp_path / "d", "recording")
+    header = home / "well/w5/1.hea"
+    header.write_text(header.read_text().replace(old, new))
+    data = folder(home, "recording")
+    if says:
+        assert_refused(lambda: data.load(tmp_path), str(header), says)
+    else:
+        assert data.load(tmp_path).unit == "patient"

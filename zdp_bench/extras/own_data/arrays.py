@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from zdp_bench.data.signals import find_channels
 from zdp_bench.foreign_files import expect, read_text, reading
 
 MAX_CSV = 2**28  # bytes
@@ -52,8 +53,12 @@ def _expected_shape(channels: int | None = None) -> str:
     return f"[{channels or 'channels'}, samples] was expected"
 
 
-def read_table(path: Path, channels: int | None, leads: Sequence[str] | None = None) -> np.ndarray:
-    """Return the columns of a CSV as float32 [channels, samples].
+def read_table(
+    path: Path, channels: int | None, leads: Sequence[str] | None = None
+) -> tuple[list[str], np.ndarray]:
+    """Return the names of the columns of a CSV, [] without names, and their samples.
+
+    Samples are float32 [channels, samples].
 
     Args:
         path: path of the CSV, with commas, semicolons or tabs. Its first line may name the columns,
@@ -79,13 +84,9 @@ def read_table(path: Path, channels: int | None, leads: Sequence[str] | None = N
             "name each column, also that of row numbers"
         )
         expect(len(names) in (0, table.shape[1]), rule)
-        for lead in leads or ():
-            rule = (
-                f"has the columns {', '.join(names) or 'without names'}, and '{lead}' was expected"
-            )
-            expect(names.count(lead) == 1, rule)
         if leads:
-            table = table[:, [names.index(lead) for lead in leads]]
+            table = table[:, find_channels("columns", names, leads)]
+            names = list(leads)
         rule = f"has {table.shape[1]} columns where dataset.channels={channels} were expected"
         expect(channels in (None, table.shape[1]), rule)
         rule = f"has {table.size:,} numbers; at most {MAX_NUMBERS:,} are allowed"
@@ -93,7 +94,7 @@ def read_table(path: Path, channels: int | None, leads: Sequence[str] | None = N
         with np.errstate(over="ignore"):  # an overflow is rejected in the next line
             samples = table.T.astype(np.float32)
         expect(bool(np.isfinite(samples).all()), "has numbers that are not finite in float32")
-    return samples
+    return names, samples
 
 
 def _find_names(lines: Sequence[str], separator: str, must_name: bool) -> list[str]:

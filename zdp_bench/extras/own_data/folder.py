@@ -220,6 +220,9 @@ class Folder(Form, Dataset):
         checked = list(files.read_each(items, partial(self._check, kind), self.bad_examples))
         require(bool(checked), "dataset.path", path, "contains no readable file")
         facts = [file_facts for _, file_facts in checked]
+        for item, file_facts in checked:
+            first, first_facts = checked[0]
+            readers.require_same_channels(item.path, file_facts, first.path, first_facts)
         num_skipped = len(items) - len(checked)
         if all(item.part for item in items):
             for key in ("test_share", "split_seed"):
@@ -245,7 +248,14 @@ class Folder(Form, Dataset):
             inputs_of_model = "recordings" if self.length else "images"
             raise UserError(f"{path}: is a {kind.name}, and the model takes {inputs_of_model}.")
         self._require_options(kind, path)
-        kind.inspect(path, self)
+        facts = kind.inspect(path, self)
+        if facts.channels and not self.leads:
+            log.warning(
+                "%s: its channels are taken by their places: %s. Compare them with the training "
+                "data's; dataset.leads in training chooses them by name",
+                path,
+                facts.describe_channels(),
+            )
         inputs = torch.tensor(self._read(kind, path))  # a copy: some arrays are read-only
         if not kind.is_image:
             return inputs

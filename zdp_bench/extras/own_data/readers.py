@@ -81,12 +81,39 @@ class Facts:
         examples: number of examples in the file.
         files: all files that hold its content. Empty: the file alone.
         volume: header of a volume, which states its position in space.
+        channels: the (name, unit) of each channel that is read, as far as the file states them.
     """
 
     extent: tuple[int, ...] = ()
     examples: int = 1
     files: tuple[Path, ...] = ()
     volume: nifti.Header | None = None
+    channels: tuple[tuple[str, str], ...] = ()
+
+    def describe_channels(self) -> str:
+        """Return the channels as text, such as 'I (mV), V5 (mV)'."""
+        named = [f"{name} ({unit})" if unit else name for name, unit in self.channels]
+        return ", ".join(named) or "channels without names"
+
+
+def require_same_channels(path: Path, facts: Facts, first_path: Path, first: Facts) -> None:
+    """Reject a recording whose channels have other names, another order or units than the first's.
+
+    Each channel would hold one thing in some files, and another in others.
+    """
+    known, channels = (
+        [(name.casefold(), unit) for name, unit in each.channels] for each in (first, facts)
+    )
+    if channels == known:
+        return
+    names, known_names = ([name for name, _ in each] for each in (channels, known))
+    advice = "store both in the same unit"
+    if names != known_names:
+        advice = "set dataset.leads to the names to read"
+    raise UserError(
+        f"{path}: has {facts.describe_channels()} where {first_path} has "
+        f"{first.describe_channels()}; {advice}."
+    )
 
 
 def require_same_place(path: Path, facts: Facts, image: Facts) -> None:
@@ -166,8 +193,10 @@ def inspect_sound(path: Path, form: Form) -> Facts:
 
 
 def inspect_record(path: Path, form: Form) -> Facts:
-    record, _ = _open_record(path, form)
-    return Facts(files=tuple(record.files))
+    record, indices = _open_record(path, form)
+    units = record.header.units
+    channels = [(record.leads[index], str(units[index] or "")) for index in indices]
+    return Facts(files=tuple(record.files), channels=tuple(channels))
 
 
 def read_record(path: Path, form: Form) -> np.ndarray:
@@ -182,24 +211,23 @@ def _open_record(path: Path, form: Form) -> tuple[signals.Record, list[int]]:
     record = signals.open_record(path, form.rate or 0, MAX_SAMPLES)
     names = record.leads
     with reading(path):
-        for lead in form.leads or ():
-            rule = f"has the leads {', '.join(names)}, and '{lead}' was expected"
-            expect(names.count(lead) == 1, rule)
+        if form.leads:
+            return record, signals.find_channels("leads", names, form.leads)
         rule = f"has {len(names)} leads where dataset.channels={form.channels} were expected"
         expect(len(names) >= form.channels, rule)
-    if form.leads:
-        return record, [names.index(lead) for lead in form.leads]
     return record, list(range(form.channels))
 
 
 def inspect_table(path: Path, form: Form) -> Facts:
-    arrays.read_table(path, form.channels, form.leads)  # a CSV states its size nowhere
-    return Facts()
+    names, _ = arrays.read_table(path, form.channels, form.leads)  # a CSV states its size nowhere
+    # The only column needs no name: its place cannot be another's.
+    return Facts(channels=tuple((name, "") for name in names) if form.channels > 1 else ())
 
 
 def read_table(path: Path, form: Form) -> np.ndarray:
     """Return the columns of a CSV, as float32, as an example; see `_to_example`."""
-    return _to_example(arrays.read_table(path, form.channels, form.leads), form)
+    _, samples = arrays.read_table(path, form.channels, form.leads)
+    return _to_example(samples, form)
 
 
 def inspect_array(path: Path, form: Form, is_complex: bool = False) -> Facts:

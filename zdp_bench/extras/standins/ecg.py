@@ -16,11 +16,10 @@ import numpy as np
 from annotated_types import Interval
 from scipy.io import savemat
 
-from zdp_bench.data.cpsc2018 import FOLDER, LEADS, MAX_SAMPLES, RATE, Cpsc2018
+from zdp_bench.data.cpsc2018 import FOLDER, LEAD_NAMES, LEADS, MAX_SAMPLES, RATE, Cpsc2018
 from zdp_bench.extras.standins.drawing import StandIn
 from zdp_bench.registry import register
 
-NAMES = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V6")
 GAIN = 1000  # units per mV
 
 
@@ -84,7 +83,7 @@ def write_wfdb(
     units = units.astype(np.int16)  # [12, samples]
     savemat(folder / f"{name}.mat", {"val": units}, format="4")
     lines = [f"{name} {LEADS} {RATE} {units.shape[1]}"]
-    for lead, row in zip(NAMES, units, strict=True):
+    for lead, row in zip(LEAD_NAMES, units, strict=True):
         checksum = row.sum(dtype=np.int16)  # WFDB's: the sum's lower 16 bits, signed
         lines.append(f"{name}.mat 16+24 {GAIN}/mV 16 0 {row[0]} {checksum} 0 {lead}")
     text = "\n".join([*lines, f"#Dx: {diagnosis}", ""])
