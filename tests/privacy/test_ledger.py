@@ -225,6 +225,20 @@ def test_only_a_ledger_that_is_provably_a_copy_counts_as_one(
     assert reopen(path, repeatable).releases == releases
 
 
+@pytest.mark.parametrize("num_other", [5, 3])
+def test_a_copy_of_a_secure_ledger_that_went_on_is_no_copy(path: Path, num_other: int) -> None:
+    """Both went on from one backup. Their lines would be the same, but not their releases."""
+    other = path.with_name("other.jsonl")
+    write(path, *range(5), repeatable=False)
+    other.write_bytes(path.read_bytes())
+    write(path, *range(5, 10), repeatable=False)
+    write(other, *range(5, 5 + num_other), repeatable=False)
+    ledgers = module.drop_copies([path, other])
+    assert tally.count_releases(ledgers) >= 5 + 5 + num_other
+    module.set_aside_others(path)
+    assert reopen(path, repeatable=False).releases >= 5 + 5 + num_other
+
+
 def test_the_chain_of_a_secure_ledger_follows_from_its_steps_alone(path: Path) -> None:
     """Seeded steps of your own loop take their keys from it."""
     one, other = (write(path.with_name(name), 0, 1, repeatable=False) for name in ("a", "b"))

@@ -357,7 +357,7 @@ def test_a_kill_inside_a_line_counts_the_step_it_cut(tmp_path: Path, repeatable:
         assert ledger.releases == begun, length
         assert reopen(path, repeatable).releases == begun  # what was mended is whole
         write(path, *range(begun, 3), repeatable=repeatable)
-        lines = path.read_bytes().splitlines()
+        lines = [line for line in path.read_bytes().splitlines() if b'"state"' not in line]
         assert lines[1:] == data.splitlines()[1:]  # and the chain is that of an unbroken run
 
 

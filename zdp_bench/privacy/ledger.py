@@ -188,7 +188,7 @@ class Ledger(Tally):
             earlier=0 if repeatable else self._aside_tally.releases,
             facts=dict(facts or {}),
             # Tells apart two ledgers whose lines may be the same; see `_is_copy`.
-            nonce="" if repeatable else secrets.token_hex(16),
+            nonce="" if repeatable else _make_nonce(),
         )
         for aside_path, head in self._aside_tally.heads.items():
             if differences := self._name_differences(head):
@@ -203,6 +203,7 @@ class Ledger(Tally):
         self._ending: tuple[int, bytes] | None = None  # ending of the file when it was closed
         self._when_synced = time.monotonic()
         is_new = not path.exists()
+        self._needs_nonce = not (repeatable or is_new)  # before the next step; see `_is_copy`
         if is_new and checkpoint_position is not None and checkpoint_position.releases:
             raise LedgerError(
                 f"{path}: the ledger is missing, but the checkpoint beside it was written after "
@@ -338,6 +339,9 @@ class Ledger(Tally):
         if self.repeatable and entry in self._steps_of_file:
             self.require_intact()
         else:
+            if self._needs_nonce:
+                self._write_line(Start(_make_nonce(), step, "", ""))
+                self._needs_nonce = False
             self._write_line(entry)
 
     def _count_file_step(self, step: Step) -> None:
@@ -674,9 +678,10 @@ def drop_copies(ledgers: Sequence[Path]) -> list[Path]:
 def _is_copy(content: bytes, original: bytes) -> bool:
     """Return True if a ledger is provably a copy of the beginning of another one.
 
-    Equal lines prove nothing if the ledgers are not repeatable and lack a nonce, as older versions
-    wrote them. They state only the numbers of steps, so two attempts have the same lines, although
-    their releases differ.
+    The steps of ledgers that are not repeatable state only numbers, so those of two attempts are
+    equal, although their releases differ. What differs is a nonce: the head states that of the
+    first process, and each process that continues the file writes its own before its first step.
+    The ledgers of older versions have none in their heads, and equal lines prove nothing there.
     """
     if not content:
         return True  # it lists no step
@@ -744,6 +749,11 @@ def _require_single_link(path: Path) -> None:
             f"{path}: is a link, or has a second hard link, through which another run could write "
             "to it: give the path of the file itself, or of a copy (cp)."
         )
+
+
+def _make_nonce() -> str:
+    """Return a random text that no other process writes."""
+    return secrets.token_hex(16)
 
 
 def _digest_file(path: Path) -> str:
