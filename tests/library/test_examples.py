@@ -1,5 +1,6 @@
 """Batches of a data set."""
 
+import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -118,6 +119,11 @@ DEPENDENT: dict[str, Any] = {
     "padded in a buffer": padded_in_a_buffer,
     "counted": counted,
 }
+NEW_ENTROPY: dict[str, Any] = {
+    "an unseeded generator": lambda i, _: row(i) + np.random.default_rng().normal(),
+    "the system's numbers": lambda i, _: row(i) + random.SystemRandom().random(),
+    "the system's bytes": lambda i, _: row(i) + os.urandom(1)[0],
+}
 
 
 def cached(index: int, kept: dict[str, Any]) -> torch.Tensor:
@@ -145,6 +151,14 @@ def test_items_that_depend_on_those_before_are_refused(make: Make, name: str) ->
     """One example moved the sum by up to nine bounds, through the items read after it."""
     with pytest.raises(UserError, match=r"^dataset: item \d+ differs when it is read again"):
         make(dataset=Changing(DEPENDENT[name]))
+
+
+@pytest.mark.parametrize("name", NEW_ENTROPY)
+def test_numbers_from_elsewhere_are_refused_for_a_reason_that_holds(name: str) -> None:
+    """They look like state; that another item changes them must not be stated as a fact."""
+    with pytest.raises(UserError, match=r"or its random numbers come from elsewhere") as refused:
+        Items(Changing(NEW_ENTROPY[name])).require_independent()
+    assert "np.random.default_rng() or os.urandom" in str(refused.value)
 
 
 @pytest.mark.parametrize("name", INDEPENDENT)

@@ -178,9 +178,11 @@ class Items:
                     raise UserError(
                         f"dataset: item {index:,} differs when it is read again after other items, "
                         "although torch's, NumPy's and random's global generators had the same "
-                        "seed. If it depends on other items, one example can change them: draw "
-                        "random numbers from these generators, or seed your own from them in "
-                        "__getitem__, and keep no state between items."
+                        "seed. It depends on what was read before, so that one example can change "
+                        "others, or its random numbers come from elsewhere, as from "
+                        "np.random.default_rng() or os.urandom, which looks the same: draw them "
+                        "from the global generators, or seed your own from these in __getitem__, "
+                        "and keep no state between items."
                     )
                 first_read = other_read
                 if count >= MIN_REREAD and time.monotonic() > end:
