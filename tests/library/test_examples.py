@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from tests.library.conftest import Make
+from tests.library.small import data
 from zdp_bench.errors import UserError
 from zdp_bench.gradients.parts import leaves_of
 from zdp_bench.library import examples
@@ -164,6 +165,49 @@ def test_numbers_from_elsewhere_are_refused_for_a_reason_that_holds(name: str) -
 @pytest.mark.parametrize("name", INDEPENDENT)
 def test_items_that_draw_from_global_generators_or_are_cached_are_accepted(name: str) -> None:
     Items(Changing(INDEPENDENT[name])).require_independent()
+
+
+class Cached(Dataset[Any]):
+    """A data set that keeps rows under the key of a function, as under the name of a file."""
+
+    def __init__(self, key_of: Callable[[int], Any], length: int = 60) -> None:
+        self.key_of, self.length = key_of, length
+        self.cache: dict[Any, torch.Tensor] = {}
+        self.num_misses = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        key = self.key_of(index)
+        if key not in self.cache:
+            self.num_misses += 1
+            self.cache[key] = row(index)
+        return self.cache[key] + torch.randn(4), 0
+
+
+@pytest.mark.parametrize("place", ["dataset", "concatenated", "subset"])
+def test_a_cache_in_which_items_share_a_key_is_refused(place: str) -> None:
+    """Whichever example was read first was returned for all of its key (8.7 bounds)."""
+    cached = Cached(lambda index: 8 if index == 52 else index)
+    whole: Any = {
+        "dataset": cached,
+        "concatenated": ConcatDataset([data(), cached]),
+        "subset": Subset(cached, range(1, 60)),
+    }[place]
+    with pytest.raises(UserError, match=r"differs without what other items left in 'cache'"):
+        Items(whole).require_independent()
+
+
+def test_a_cache_with_a_key_for_each_item_is_accepted_and_kept() -> None:
+    cached = Cached(lambda index: index)
+    cache = cached.cache
+    Items(cached).require_independent()
+    assert cached.cache is cache
+    assert sorted(cache) == list(range(60))
+    assert cached.num_misses == 120
+    Items(cached).require_independent()  # nothing new is cached, so nothing is read without it
+    assert cached.num_misses == 120
 
 
 class Shift:

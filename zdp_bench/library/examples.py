@@ -12,6 +12,7 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -160,13 +161,16 @@ class Items:
 
         Of up to 1,000 items, spread over the dataset, each is read twice, after different items, at
         varying distances and with the same seed of the global random generators. Slow items are
-        read for up to 2 seconds, but at least 8 of them. This does not detect items that are
-        computed from other items, or cached ones that were.
+        read for up to 2 seconds, but at least 8 of them. If a dictionary of the dataset has other
+        keys afterwards, it may be a cache, and these items are read once more without its new
+        entries, in reverse. This does not detect items that are computed from other items, or other
+        caches of such items.
 
         Raises:
             UserError: An item differed when it was read again.
         """
         order = _spread(len(self), MAX_REREAD)
+        caches = _find_caches(self.dataset)
         end = time.monotonic() + REREAD_SECONDS
         with preserve_random_state():
             first_read = self._read_seeded(order[0])
@@ -187,6 +191,22 @@ class Items:
                 first_read = other_read
                 if count >= MIN_REREAD and time.monotonic() > end:
                     break
+            if any(cache.has_other_keys() for cache in caches):
+                self._require_same_uncached(caches, order[count - 1 :: -1])
+
+    def _require_same_uncached(self, caches: list[_Cache], indices: list[int]) -> None:
+        """Reject items that differ without what the items read so far have left in caches."""
+        for index in indices:
+            cached = self._read_seeded(index)
+            with _exchanged(caches):
+                uncached = self._read_seeded(index)
+            if not _are_same(cached, uncached):
+                names = ", ".join(f"'{cache.name}'" for cache in caches if cache.has_other_keys())
+                raise UserError(
+                    f"dataset: item {index:,} differs without what other items left in {names}, so "
+                    "one example can change others: give each item its own key in a cache, such as "
+                    "its index, or cache nothing."
+                )
 
     def _read_seeded(self, index: int) -> Batch:
         """Return an example, read with a fixed seed of the global random generators."""
@@ -208,6 +228,52 @@ class Items:
             part = state_digest({"inputs": unpack(inputs), "targets": unpack(targets)})
             chain.update(part.encode())
         return chain.hexdigest()
+
+
+@dataclass(eq=False)
+class _Cache:
+    """A dictionary that is an attribute of a dataset and may be a cache.
+
+    Attributes:
+        attributes: All attributes of the dataset, by name.
+        name: Name of the attribute.
+        other: A copy of the dictionary, or the dictionary itself while the dataset has the copy.
+    """
+
+    attributes: dict[str, Any]
+    name: str
+    other: dict[Any, Any]
+
+    def has_other_keys(self) -> bool:
+        """Return True if the dictionary and its copy have different keys."""
+        return self.attributes[self.name].keys() != self.other.keys()
+
+    def exchange(self) -> None:
+        """Give the dataset the copy instead of the dictionary, or the dictionary back."""
+        self.attributes[self.name], self.other = self.other, self.attributes[self.name]
+
+
+def _find_caches(dataset: Any) -> list[_Cache]:
+    """Return the dictionaries that are attributes of a dataset and of those that it reads."""
+    caches = []
+    for part in _datasets_in(dataset):
+        attributes = getattr(part, "__dict__", {})
+        for name, value in attributes.items():
+            if isinstance(value, dict):
+                caches.append(_Cache(attributes, name, copy.copy(value)))
+    return caches
+
+
+@contextmanager
+def _exchanged(caches: list[_Cache]) -> Iterator[None]:
+    """Let datasets use the copies of their dictionaries inside the context."""
+    for cache in caches:
+        cache.exchange()
+    try:
+        yield
+    finally:
+        for cache in caches:
+            cache.exchange()
 
 
 def _datasets_in(dataset: Any) -> list[Any]:
