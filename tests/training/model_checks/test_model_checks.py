@@ -209,6 +209,15 @@ def test_a_loss_that_others_would_change_is_said_to_be_computed_alone(caplog: An
     assert "computed for each example separately" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("factor", "is_flat"), [(0.0, True), (1e-9, False), (torch.arange(CLASSES), False)]
+)
+def test_a_loss_whose_gradient_is_zero_is_named(caplog: Any, factor: Any, is_flat: bool) -> None:
+    """It has a gradient, so that it was trained on noise alone in silence."""
+    check(mlp(), loss=lambda outputs, _: (outputs * factor).sum(1))
+    assert ("the gradient of the loss is exactly 0" in caplog.text) == is_flat
+
+
 def test_a_model_that_does_not_fit_the_inputs_is_told_where() -> None:
     said = r"cannot take float32 inputs of shape \[3, 5\]: layer '0' \(Linear\) raises: mat1"
     with pytest.raises(UserError, match=said):

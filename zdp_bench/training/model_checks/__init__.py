@@ -297,12 +297,19 @@ def _check_losses(
                 "bounded: make the pair that is compared one example, ((a, b), target), and let "
                 "the model take both."
             )
-        losses = example_loss(output.detach().requires_grad_(), targets)
+        leaf = output.detach().requires_grad_()
+        losses = example_loss(leaf, targets)
     if not losses.requires_grad:
         raise DomainError(
             "the loss of an example does not change with the model's outputs, so that noise alone "
             "would train the model: compute it from the outputs without detach(), argmax or "
             "comparisons on the way."
+        )
+    if _is_flat(losses, leaf):
+        log.warning(
+            "the gradient of the loss is exactly 0 for each example of the check: if it is for "
+            "yours too, noise alone trains the model. Check that no factor, mask, clamp or ignored "
+            "target removes it"
         )
     if mixes:
         log.warning(
@@ -372,6 +379,15 @@ def _has_gradient(
     (gradient,) = torch.autograd.grad(losses.sum(), output)
     scale = float(output.detach().abs().max())
     return bool((gradient.abs() * scale > 1e-5).any())
+
+
+def _is_flat(losses: Tensor, output: Tensor) -> bool:
+    """Return True if all gradients of losses with respect to the outputs are exactly 0."""
+    try:
+        (gradient,) = torch.autograd.grad(losses.sum(), output)
+    except RuntimeError:  # `_check_sums` explains it
+        return False
+    return not gradient.any()
 
 
 def _check_gradients(model: nn.Module, inputs: Tensor, state: State) -> None:
