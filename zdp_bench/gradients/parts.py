@@ -21,6 +21,8 @@ from torch.utils._pytree import (
     tree_map_with_path,
 )
 
+from zdp_bench.nn.memory_format import memory_order
+
 
 class Parts:
     """A batch of B examples: tensors [B, ...] in a tuple or a dictionary, possibly nested.
@@ -170,6 +172,29 @@ def arrange_as(packed: Tensor, other: Tensor) -> Tensor:
     if isinstance(packed, Parts) and isinstance(other, Parts):
         return cast(Tensor, packed.arrange_as(other))
     return packed
+
+
+def clone_contiguous(leaf: Tensor) -> Tensor:
+    """Return a contiguous copy of a tensor."""
+    return leaf.clone(memory_format=torch.contiguous_format)
+
+
+def arrange_memory(packed: Tensor, other: Tensor) -> Tensor:
+    """Return a batch whose tensors have the memory format of those of another batch.
+
+    The batches must have the same structure, and may have different numbers of examples.
+    """
+    others = iter(leaves_of(other))
+
+    def arrange(leaf: Tensor) -> Tensor:
+        like = next(others)
+        if like.is_contiguous():
+            return leaf.contiguous()
+        order = [0, *memory_order(like)]
+        back = [order.index(dim) for dim in range(leaf.dim())]
+        return leaf.permute(order).contiguous().permute(back)
+
+    return map_leaves(arrange, packed)
 
 
 @contextmanager

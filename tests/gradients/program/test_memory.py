@@ -283,6 +283,44 @@ def test_views_are_those_of_the_recordings_memory_format(function: Function, eng
     torch.testing.assert_close(sums, gradients_of(model, images))
 
 
+def clamp_a_view_of_all(net: Any, x: Tensor) -> Tensor:
+    x.transpose(0, 1).reshape(3, -1).clamp_(-1, 1)  # a view if x is channels-last, or has one row
+    return net.first(x) + net.second(2 * x)
+
+
+def clamp_a_view_of_all_maps(net: Any, x: Tensor) -> Tensor:
+    maps = net.first(x)
+    maps.transpose(0, 1).reshape(2, -1).clamp_(-1, 1)
+    return maps + net.second(x)
+
+
+def clamp_in_channels_last(net: Any, x: Tensor) -> Tensor:
+    arranged = x.to(memory_format=torch.channels_last)  # itself, if x is channels-last
+    arranged.clamp_(-1, 1)
+    return net.first(x) + net.second(2 * arranged)
+
+
+IN_FORMATS = [
+    *(clamp_a_view, clamp_a_copy, clamp_a_view_of_a_map),
+    *(clamp_a_view_of_all, clamp_a_view_of_all_maps, clamp_in_channels_last),
+]
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+@pytest.mark.parametrize("function", IN_FORMATS)
+def test_views_are_those_of_the_inputs_own_memory_format(function: Function, engine: Any) -> None:
+    """A program that was recorded for one memory format was run on inputs of another."""
+    torch.manual_seed(0)
+    layers = {name: nn.Conv2d(3, 2, 1).double() for name in ("first", "second")}
+    model = Made(function, **layers)
+    images = torch.randn(4, 3, 5, 4, dtype=torch.float64)
+    for factor in (0.01, 3.0):  # nothing is clamped when the model is recorded
+        for memory_format in (torch.contiguous_format, torch.channels_last):
+            inputs = (factor * images).contiguous(memory_format=memory_format)
+            sums = clipped_sum(model, loss, (inputs.clone(), TARGETS), LARGE, engine=engine).sums
+            torch.testing.assert_close(sums, gradients_of(model, inputs))
+
+
 @pytest.mark.parametrize("name", ["weight: a product", "weight: zeros", "alias: a copy"])
 def test_what_nothing_else_reads_has_rules(name: str) -> None:
     program = state_of(model_of(CASES[name]), X).program

@@ -37,7 +37,13 @@ from torch.fx import GraphModule, Node
 
 from zdp_bench.errors import first_line
 from zdp_bench.gradients.outside_state import preserve_outside_state
-from zdp_bench.gradients.parts import arrange_as, map_leaves, takes_parts
+from zdp_bench.gradients.parts import (
+    arrange_as,
+    arrange_memory,
+    clone_contiguous,
+    map_leaves,
+    takes_parts,
+)
 from zdp_bench.gradients.program.batch import check
 from zdp_bench.gradients.program.calls import Alone, Place, Places, is_mutable
 from zdp_bench.gradients.program.copies import copy_apart
@@ -133,7 +139,7 @@ class Program:
         if self.recorded.writes:
             # An operation may overwrite the inputs. In another memory format than the recording's,
             # views of them could be copies, and copies views.
-            inputs = map_leaves(_clone_contiguous, inputs)
+            inputs = map_leaves(clone_contiguous, inputs)
         return bind(self.recorded, self.leaves, model, inputs)
 
     def names_used(self, model: nn.Module) -> set[str]:
@@ -149,10 +155,6 @@ class Program:
             for name, _ in [*module.named_parameters(), *module.named_buffers()]:
                 names.add(f"{leaf}.{name}")
         return names
-
-
-def _clone_contiguous(leaf: Tensor) -> Tensor:
-    return leaf.clone(memory_format=torch.contiguous_format)
 
 
 def _are_equal(first: Any, second: Any) -> bool:
@@ -182,7 +184,7 @@ def make(model: nn.Module, inputs: Tensor) -> Program:
 
     Args:
         model: the model, which is not changed.
-        inputs: one example or more; only shapes and data types matter.
+        inputs: one example or more; only shapes, data types and memory format matter.
 
     Raises:
         Alone: the model has no program; the error states the reason.
@@ -193,7 +195,7 @@ def make(model: nn.Module, inputs: Tensor) -> Program:
         output = _run_copy(model, examples)
         if isinstance(output, Tensor):
             require_torch_backward(output)
-    recorded = record(model, examples)
+    recorded = record(model, map_leaves(clone_contiguous, examples))
     first_example = map_leaves(lambda leaf: leaf[:1], examples)
     with torch.random.fork_rng(devices):
         resolve_writes(recorded, model, [examples, first_example])
@@ -226,7 +228,7 @@ def _repeat_examples(inputs: Tensor) -> Tensor:
         indices = torch.arange(RECORDED_EXAMPLES, device=leaf.device)
         return leaf[indices % max(1, len(leaf))].detach()
 
-    return map_leaves(repeat, inputs)
+    return arrange_memory(map_leaves(repeat, inputs), inputs)
 
 
 def _run_copy(model: nn.Module, inputs: Tensor) -> Any:
@@ -317,7 +319,7 @@ def state_of(model: nn.Module, inputs: Tensor) -> State:
     examples = known.examples
     if examples is None or kinds_of(examples) != kinds_of(inputs):
         examples = _repeat_examples(inputs)
-    examples = arrange_as(examples, inputs)
+    examples = arrange_memory(arrange_as(examples, inputs), inputs)
     state = State(signature=signature, step=known.step, examples=examples)
     if not is_ours(model):
         try:

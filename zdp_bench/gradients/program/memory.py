@@ -1,8 +1,9 @@
 """Which tensors of a program share memory, and what that means for operations that overwrite it.
 
 Schemas do not tell: `dropout(x, 0.0)` returns x itself, `einsum` may return a view, and
-`contiguous` may do so for one example only. The program is therefore run on several examples and on
-one, and the memory of its tensors is compared.
+`contiguous` may do so for one example only, or for inputs in channels-last memory. The program is
+therefore run on several examples and on one, in both memory formats, and the memory of its tensors
+is compared.
 
 `x.mul_(y)` becomes `x.mul(y)` if nothing reads x's memory later in another way, so that a parameter
 y, or x itself if it is computed from parameters, can have per-example gradients. The result must
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.fx import Interpreter, Node
 
 from zdp_bench.errors import first_line
-from zdp_bench.gradients.parts import map_leaves
+from zdp_bench.gradients.parts import clone_contiguous, leaves_of, map_leaves
 from zdp_bench.gradients.program.calls import (
     Alone,
     is_mutable,
@@ -53,7 +54,8 @@ def resolve_writes(
     Args:
         recorded: the program, whose graph is changed.
         model: the model, which is not changed.
-        batches: inputs of several examples, and of one.
+        batches: inputs of several examples, and of one, in the memory format that the model gets.
+            The program runs on contiguous ones.
 
     Raises:
         Alone: the program would overwrite other tensors than the model does.
@@ -61,8 +63,11 @@ def resolve_writes(
     nodes = list(recorded.graph.nodes)
     if not any(map(is_mutable, nodes)):
         return
-    for inputs in batches:
-        _note_memory(recorded, model, inputs)
+    runs = [map_leaves(clone_contiguous, inputs) for inputs in batches]
+    if not all(leaf.is_contiguous() for leaf in leaves_of(batches[0])):
+        runs += batches
+    for number, inputs in enumerate(runs):
+        _note_memory(recorded, model, inputs, number)
     for position, node in enumerate(nodes):
         if is_mutable(node):
             _resolve(node, nodes[:position], set(nodes[position + 1 :]))
@@ -97,8 +102,14 @@ class _Observer(Interpreter):
         return _strides_of(result) == _strides_of(arguments[0])
 
 
-def _note_memory(recorded: Recorded, model: nn.Module, inputs: Tensor) -> None:
-    """Run the program, and add the memory of each node's tensors to its `meta`."""
+def _note_memory(recorded: Recorded, model: nn.Module, inputs: Tensor, number: int) -> None:
+    """Run the program, and add the memory of each node's tensors to its `meta`.
+
+    Args:
+        recorded, model: as in `resolve_writes`.
+        inputs: inputs of the program.
+        number: number of this run, which tells its memory from that of other runs.
+    """
     twin = copy_apart(model)
     arguments = bind(recorded, leaf_names(recorded.graph), twin, map_leaves(torch.clone, inputs))
     for position, source in enumerate(recorded.sources.values()):
@@ -113,7 +124,7 @@ def _note_memory(recorded: Recorded, model: nn.Module, inputs: Tensor) -> None:
         raise Alone(f"the program fails for a batch size of {count}: {first_line(error)}") from None
     for node in recorded.graph.nodes:
         results = observer.results.get(node.name, [])
-        memory = {(len(inputs), leaf.untyped_storage()._cdata) for leaf in results}
+        memory = {(number, leaf.untyped_storage()._cdata) for leaf in results}
         node.meta["memory"] = node.meta.get("memory", frozenset()) | memory
         node.meta["trained"] = observer.trained.get(node.name, False)
         keeps_strides = observer.keeps_strides.get(node.name, False)
@@ -136,7 +147,11 @@ def _resolve(
         same = _versions_of(written)
         others = [other for other in sharing if other not in same and _is_read(other, later)]
         if any(_shares_sometimes(other, written) for other in others):
-            raise Alone(f"{name_of(node)} overwrites other tensors if there is one example", node)
+            raise Alone(
+                f"{name_of(node)} overwrites other tensors if there is one example, or if inputs "
+                "have another memory format",
+                node,
+            )
         functional = _out_of_place(node)
         if others or functional is None or written is not node.args[0]:
             continue
@@ -172,10 +187,10 @@ def _is_read(node: Node, later: set[Node]) -> bool:
 
 
 def _shares_sometimes(node: Node, other: Node) -> bool:
-    """Return True if two nodes share memory for some batch sizes only."""
-    sizes = {size for size, _ in node.meta["memory"]}
-    sizes_of_shared = {size for size, _ in node.meta["memory"] & other.meta["memory"]}
-    return sizes != sizes_of_shared
+    """Return True if two nodes share memory in some runs only."""
+    runs = {number for number, _ in node.meta["memory"]}
+    runs_of_shared = {number for number, _ in node.meta["memory"] & other.meta["memory"]}
+    return runs != runs_of_shared
 
 
 def _out_of_place(node: Node) -> Any:

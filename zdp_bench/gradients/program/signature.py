@@ -2,8 +2,9 @@
 
 A program does what the model's Python code did with the attributes that its modules had then. It is
 therefore recorded again if a module, its class, a hook, an attribute, or the shape, type or
-`requires_grad` of a parameter changes, or if other names share a module or a tensor. The values of
-parameters and buffers may change, because a program reads them by name when it runs.
+`requires_grad` of a parameter changes, if other names share a module or a tensor, or if inputs are
+no longer contiguous. The values of parameters and buffers may change, because a program reads them
+by name when it runs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zdp_bench.gradients.parts import leaves_by_path
+from zdp_bench.gradients.parts import leaves_by_path, leaves_of
 from zdp_bench.gradients.program.ours import HOOKS, foreign_hooks
 
 MAX_ENTRIES = 64  # length up to which lists and dictionaries are compared entry by entry
@@ -54,7 +55,8 @@ def signature_of(model: nn.Module, inputs: Tensor) -> Any:
     # The order of a dictionary's keys is compared, because a forward function may depend on it.
     numbers: dict[int, int] = {}
     modules = [_describe_module(module, numbers) for module in model.modules()]
-    return [*kinds], kinds, modules
+    are_contiguous = [leaf.is_contiguous() for leaf in leaves_of(inputs)]
+    return [*kinds], kinds, are_contiguous, modules
 
 
 def kinds_of(inputs: Tensor) -> dict[str, tuple[Any, ...]]:
