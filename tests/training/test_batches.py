@@ -21,6 +21,7 @@ from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.config import compose, parse
 from zdp_bench.data import Examples
 from zdp_bench.errors import UserError
+from zdp_bench.gradients.mapping import is_out_of_memory
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup
 from zdp_bench.training import batches as memory
@@ -32,7 +33,6 @@ from zdp_bench.training.batches import (
     bytes_per_example,
     draw_batch,
     initial_size,
-    is_out_of_memory,
     micro_batches,
     read_in_pieces,
 )

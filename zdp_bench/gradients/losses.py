@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients.clipping import Loss, split_batch, trainable
-from zdp_bench.gradients.mapping import map_rows
+from zdp_bench.gradients.mapping import is_out_of_memory, map_rows
 from zdp_bench.gradients.outside_state import Restore, preserve_outside_state
 from zdp_bench.gradients.parts import describe, unpack
 from zdp_bench.gradients.program import copy_apart
@@ -325,7 +325,7 @@ class PerExample:
 
 def _raise_unavoidable(error: Exception) -> None:
     """Raise an error that would also occur if the losses were computed in another way."""
-    if isinstance(error, UserError) or "memory" in str(error):
+    if isinstance(error, UserError) or is_out_of_memory(error):
         raise error
 
 

@@ -79,3 +79,16 @@ def _without_fallback_warnings() -> Iterator[None]:
         yield
     finally:
         functorch._set_vmap_fallback_warning_enabled(True)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if an error means that memory ran out, on the GPU or on the CPU."""
+    messages = (
+        "out of memory",
+        "can't allocate memory",
+        "CUDNN_STATUS_ALLOC_FAILED",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+    )
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return any(message in str(error) for message in messages)

@@ -37,7 +37,7 @@ from zdp_bench.gradients.losses import (
     preserve_random_state,
     set_seed,
 )
-from zdp_bench.gradients.mapping import map_rows
+from zdp_bench.gradients.mapping import is_out_of_memory, map_rows
 from zdp_bench.gradients.outside_state import preserve_outside_state
 from zdp_bench.gradients.parts import map_leaves
 from zdp_bench.gradients.program import Running, copy_apart, state_of
@@ -88,7 +88,7 @@ def _differentiate(
         if not loss.loops:
             return gradients
     except RuntimeError as error:
-        if "memory" in str(error):
+        if is_out_of_memory(error):
             raise
     with torch.no_grad():
         loss(*compute_first_output(model, batch))  # sets `loops` if vmap does not support the loss

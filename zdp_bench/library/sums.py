@@ -9,6 +9,7 @@ from torch import nn
 from zdp_bench import gradients
 from zdp_bench.errors import UserError, for_python
 from zdp_bench.gradients import ClippedSum, Loss
+from zdp_bench.gradients.mapping import is_out_of_memory
 from zdp_bench.gradients.parts import pack, takes_parts
 from zdp_bench.library.arguments import (
     require_kinds,
@@ -17,7 +18,6 @@ from zdp_bench.library.arguments import (
     with_python_numbers,
 )
 from zdp_bench.library.model_check import check_model
-from zdp_bench.training.batches import is_out_of_memory
 
 
 @with_python_numbers

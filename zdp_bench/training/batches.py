@@ -285,19 +285,6 @@ class MicroBatches:
         return cuts
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an error means that memory ran out, on the GPU or on the CPU."""
-    messages = (
-        "out of memory",
-        "can't allocate memory",
-        "CUDNN_STATUS_ALLOC_FAILED",
-        "CUBLAS_STATUS_ALLOC_FAILED",
-    )
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return any(message in str(error) for message in messages)
-
-
 def free_memory() -> None:
     """Free the memory that a failed pass left behind."""
     gc.collect()

@@ -20,10 +20,11 @@ from torch import Tensor
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, setting
 from zdp_bench.gradients import Batch
+from zdp_bench.gradients.mapping import is_out_of_memory
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, add_noise, correlate, make_release, to_float64
 from zdp_bench.privacy.tally import BudgetExceeded, Tally
-from zdp_bench.training.batches import MicroBatches, free_memory, is_out_of_memory
+from zdp_bench.training.batches import MicroBatches, free_memory
 from zdp_bench.training.captured import CapturedSums
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.memory_layout import lay_out_as, lay_out_states

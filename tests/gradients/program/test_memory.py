@@ -321,6 +321,24 @@ def test_views_are_those_of_the_inputs_own_memory_format(function: Function, eng
             torch.testing.assert_close(sums, gradients_of(model, inputs))
 
 
+def arrange_last(maps: Tensor) -> Tensor:
+    return maps.contiguous(memory_format=torch.channels_last)
+
+
+def loss_of_arranged(outputs: Tensor, targets: Tensor) -> Tensor:
+    return loss(arrange_last(outputs), targets)
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_a_memory_format_that_vmap_does_not_support_is_no_lack_of_memory(engine: Any) -> None:
+    """The word "memory" in torch's error was taken for it."""
+    torch.manual_seed(0)
+    model = Made(lambda net, x: net.layer(arrange_last(x)), layer=nn.Conv2d(3, 2, 1).double())
+    images = torch.randn(4, 3, 5, 4, dtype=torch.float64)
+    sums = clipped_sum(model, loss_of_arranged, (images, TARGETS), LARGE, engine=engine).sums
+    torch.testing.assert_close(sums, gradients_of(model, images))
+
+
 @pytest.mark.parametrize("name", ["weight: a product", "weight: zeros", "alias: a copy"])
 def test_what_nothing_else_reads_has_rules(name: str) -> None:
     program = state_of(model_of(CASES[name]), X).program
