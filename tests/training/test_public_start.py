@@ -1,5 +1,6 @@
 """`model.init_from`: what a run may start from, what it takes, and what its record says."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import write_mini_mnist
+from tests.gradients.zoo import resnet18_weights
 from tests.training.test_run import Silent
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
@@ -222,3 +224,30 @@ def test_a_start_that_cannot_be_used_is_explained(start: Outcome, tmp_path: Path
     (start.path.parent / "checkpoint.pt").unlink()
     with pytest.raises(UserError, match="no finished run with weights"):
         setup_of(tmp_path, FROM)
+
+
+def train_transfer(results: Path, weights: Path) -> Outcome:
+    """Train ResNet-18 for one step, from a file of weights."""
+    words = ["recipe=quickstart", "algorithm=dp_sgd", "model=resnet18_transfer"]
+    words += ["dataset=synthetic_images", "dataset.shape=[3,32,32]", "dataset.train=10"]
+    words += ["dataset.test=10", "trainer.epochs=1", "trainer.sample_rate=1"]
+    words += [f"model.weights={weights}", f"paths.results={results}"]
+    return execute(parse(compose(words)), Silent())
+
+
+def test_a_run_from_another_file_of_weights_is_another_run(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    shutil.copy(resnet18_weights(), path)
+    first = train_transfer(tmp_path, path)
+    assert train_transfer(tmp_path, path).found
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert first.record.document["model"]["files"] == {"model.weights": sha256}
+    weights = torch.load(path)
+    weights["conv1.weight"].add_(1)
+    torch.save(weights, path)
+    other = train_transfer(tmp_path, path)  # was "done before", with the first file's metrics
+    assert not other.found
+    assert other.record.run != first.record.run
+    path.unlink()
+    with pytest.raises(UserError, match=r"^model\.weights=.*weights\.pth: file not found\. Set it"):
+        train_transfer(tmp_path, path)

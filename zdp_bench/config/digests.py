@@ -65,15 +65,22 @@ def enters_digest(key: str) -> bool:
     return section not in OPERATIONAL and key not in NO_EFFECT
 
 
-def run_digest(run: Run, data_digest: str, plugins: Mapping[str, str] | None = None) -> str:
-    """Return the SHA-256 of experiment, seed, data and plug-ins, which names the run's folder.
+def run_digest(
+    run: Run,
+    data_digest: str,
+    plugins: Mapping[str, str] | None = None,
+    weights_files: Mapping[str, str] | None = None,
+) -> str:
+    """Return the SHA-256 of all that is computed with, which names the run's folder.
 
     Args:
-        run: the run.
+        run: the run: its experiment and seed.
         data_digest: digest of the data.
         plugins: digests of the plug-ins of other packages, by name. Default: none.
+        weights_files: SHA-256 of each file that `models.WeightsFile` marks, by key. Default: none.
     """
     content = f"{experiment_digest(run)}:{run.seed}:{data_digest}"
-    if plugins:
-        content += f":{json.dumps(plugins, sort_keys=True)}"
+    for digests in (plugins, weights_files):
+        if digests:
+            content += f":{json.dumps(digests, sort_keys=True)}"
     return hashlib.sha256(content.encode()).hexdigest()

@@ -178,8 +178,7 @@ def check_options(
         for key, value in options.items():
             checked[key] = check_value(f"{kind}.{key}", TORCH_TYPES.get(key, Any), value)
         return checked
-    in_init = inspect.isclass(builder) and not is_dataclass(builder)
-    hints = hints_of(builder.__init__ if in_init else builder)
+    hints = option_hints(builder)
     rules = PRIVACY_RULES if kind == "algorithm" else {}
     types: dict[str, tuple[Any, Any]] = {}
     for key, default in defaults(builder).items():
@@ -188,6 +187,12 @@ def check_options(
         rule = SEED if key.rpartition("_")[2] == "seed" else rules.get(key)
         types[key] = (Annotated[hints[key], rule] if rule else hints[key], default)
     return check_types(types, options, kind)
+
+
+def option_hints(builder: Callable[..., Any]) -> dict[str, Any]:
+    """Return the type hints of a builder's options, with their annotated ranges."""
+    in_init = inspect.isclass(builder) and not is_dataclass(builder)
+    return hints_of(builder.__init__ if in_init else builder)
 
 
 def drop_foreign_options(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge
@@ -9,6 +10,19 @@ from annotated_types import Ge
 from zdp_bench.errors import UserError
 
 Width = Annotated[int, Ge(1)]
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """Marks a model's option as the path of a file, whose content then enters the run's digest.
+
+    Attributes:
+        names: values that are not paths, such as "untrained".
+        max_bytes: size of the largest file that is read.
+    """
+
+    names: tuple[str, ...]
+    max_bytes: int
 
 
 def image_shape(model: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:

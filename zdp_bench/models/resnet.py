@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from zdp_bench.errors import UserError, first_line, require
 from zdp_bench.foreign_files import Unfit, parse_weights, read_bytes
-from zdp_bench.models import Width, image_shape
+from zdp_bench.models import WeightsFile, Width, image_shape
 from zdp_bench.registry import register
 
 WIDTHS = (16, 32, 64)
@@ -126,7 +126,7 @@ class Transfer(nn.Module):
         outputs: int,
         *,
         convolutions: Annotated[int, Interval(ge=1, le=2)] = 1,
-        weights: str = IMAGENET,
+        weights: Annotated[str, WeightsFile((IMAGENET, UNTRAINED), MAX_WEIGHTS)] = IMAGENET,
         enlarge: Width = 1,
     ) -> None:
         from torchvision.models import resnet18  # imported here, because it takes a second

@@ -7,19 +7,24 @@ holds for the data of the run that those weights started from, and so on.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from zdp_bench import records
 from zdp_bench.config.digests import run_digest
+from zdp_bench.config.plugins import option_hints
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.data.files import Card, card
 from zdp_bench.errors import UserError, in_one_line
-from zdp_bench.foreign_files import Unfit, parse_as
+from zdp_bench.foreign_files import Unfit, parse_as, read_bytes
+from zdp_bench.models import WeightsFile
 from zdp_bench.records import Record
+from zdp_bench.registry import lookup
 from zdp_bench.training import checkpoint
 from zdp_bench.training.machine import plugin_digests
 from zdp_bench.training.run_folder import find_weights
@@ -145,7 +150,37 @@ def run_digest_of(config: Run, data_digest: str) -> str:
     """
     start = find_start(config)
     inputs_digest = f"{data_digest}:{start.digest}" if start else data_digest
-    return run_digest(config, inputs_digest, plugin_digests(config.plugins))
+    plugins, files = plugin_digests(config.plugins), digest_weights_files(config)
+    return run_digest(config, inputs_digest, plugins, files)
+
+
+def digest_weights_files(config: Run) -> dict[str, str]:
+    """Return the SHA-256 of each file of weights that the model reads, by the option's key.
+
+    Raises:
+        UserError: a file is missing or cannot be read.
+    """
+    digests = {}
+    hints = option_hints(lookup("model", config.model.name))
+    for name, value in config.model.options.items():
+        for mark in getattr(hints[name], "__metadata__", ()):
+            if isinstance(mark, WeightsFile) and value not in mark.names:
+                key = f"model.{name}"
+                content = _read_weights_file(key, value, mark)
+                digests[key] = hashlib.sha256(content).hexdigest()
+    return digests
+
+
+def _read_weights_file(key: str, value: str, mark: WeightsFile) -> bytes:
+    try:
+        return read_bytes(Path(value).expanduser(), mark.max_bytes)
+    except FileNotFoundError:
+        raise UserError(
+            f"{key}={value}: file not found. Set it to the path of a file of weights, or one of "
+            f"{', '.join(mark.names)}."
+        ) from None
+    except Unfit as error:
+        raise UserError(f"{key}={value}: {error}.") from None
 
 
 def _list_trained_on(init_from: str, record: Record) -> tuple[DataSet, ...]:

@@ -623,6 +623,7 @@ def run_record(
             "surgery": surgery(setup.model),
             "fixed_state": fixed_state,
             **({"weights": f"averaged, decay {ema:g}"} if ema else {}),
+            **({"files": setup.weights_files} if setup.weights_files else {}),
         },
         **labels_of(config),
         **({"start": start.described()} if start else {}),

@@ -53,7 +53,7 @@ from zdp_bench.training.build import (
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.machine import arithmetic, pick_device
 from zdp_bench.training.plan import UNIT, Patients, Plan
-from zdp_bench.training.public_start import PublicStart, find_start
+from zdp_bench.training.public_start import PublicStart, digest_weights_files, find_start
 from zdp_bench.training.representation import build_representation, represent_data
 from zdp_bench.training.validation import expect_held_out, hold_out, pick_owners
 
@@ -164,6 +164,8 @@ class ModelSetup:
         model: the model.
         optimizer: the optimizer of its trainable parameters.
         start: public weights from which the run starts; None without any, or if no data was read.
+        weights_files: SHA-256 of each file of weights that the model reads, by key; see
+            `digest_weights_files`. Empty if no data was read.
     """
 
     config: Run
@@ -173,6 +175,7 @@ class ModelSetup:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     start: PublicStart | None
+    weights_files: dict[str, str]
 
     @staticmethod
     def of(
@@ -191,6 +194,7 @@ class ModelSetup:
         task: Task = lookup("task", config.task.name)(**config.task.options)
         metric_of(task, task.headline)  # raises an error if the metric's direction is unknown
         data = fit_outputs(config, task, data or load_data(config))
+        weights_files = digest_weights_files(config) if isinstance(data, Splits) else {}
         model = build_model(config, data)
         start = find_start(config) if isinstance(data, Splits) else None
         if start and isinstance(data, Splits):
@@ -199,7 +203,9 @@ class ModelSetup:
         check_fit(config, model, task, data)
         model = model.to(device)
         optimizer = build_optimizer(config, model)
-        return ModelSetup(config, cast(Splits, data), device, task, model, optimizer, start)
+        return ModelSetup(
+            config, cast(Splits, data), device, task, model, optimizer, start, weights_files
+        )
 
     def with_plan(self, plan: Plan | None = None) -> Setup:
         """Return the setup for a plan, with the algorithm and its calibrated noise.

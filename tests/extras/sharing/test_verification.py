@@ -12,10 +12,11 @@ import pytest
 
 import zdp_bench
 from tests.extras.sharing.conftest import edit, edit_source, forge, head_of, source_of, wrong
+from tests.gradients.zoo import resnet18_weights
 from tests.library.conftest import Make
 from tests.library.small import train
 from tests.test_cli import run as command
-from tests.training.test_public_start import GENERATED
+from tests.training.test_public_start import GENERATED, train_transfer
 from tests.training.test_public_start import carry_out as carry_out_real
 from tests.training.test_run import Silent
 from zdp_bench.config import compose, configured, parse
@@ -441,3 +442,12 @@ def test_values_that_no_check_compares_are_named(either: Path) -> None:
     names = " ".join(check.what for check in verify(either) if check.state == "not checked")
     keys = {"inputs", "name"} if either.name == "loop" else {"epochs", "headline"}
     assert keys | {"anything"} <= set(re.findall(r"\w+", names))
+
+
+def test_the_digest_of_a_file_of_weights_names_the_run(tmp_path: Path) -> None:
+    train_transfer(tmp_path, Path(resnet18_weights()))
+    folder = tmp_path / "model"
+    export(tmp_path, "quickstart", folder)
+    assert not wrong(folder)
+    forge(folder, lambda record: record["model"]["files"].update({"model.weights": "0" * 64}))
+    assert [*wrong(folder)] == ["configuration, seed and data name the run"]

@@ -27,7 +27,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from zdp_bench.config.digests import experiment_digest, run_digest
+from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
@@ -44,8 +44,8 @@ from zdp_bench.training import checkpoint
 from zdp_bench.training.distributed import ALONE
 from zdp_bench.training.evaluation import evaluate_trained
 from zdp_bench.training.interrupts import Stopped, stop_signals
-from zdp_bench.training.machine import plugin_digests
 from zdp_bench.training.progress import Watcher
+from zdp_bench.training.public_start import run_digest_of
 from zdp_bench.training.run import Beginning, Loop, privacy_report, run_record
 from zdp_bench.training.run_folder import Outcome, find_or_run, open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, count_units, load_data
@@ -99,7 +99,7 @@ def run_federation(
         wait: wait while another process trains the same run.
     """
     data = load_data(config)
-    digest = run_digest(config, data.digest, plugin_digests(config.plugins))
+    digest = run_digest_of(config, data.digest)
 
     def train(home: Path) -> Document:
         with stop_signals() as asked_to_stop:

@@ -88,7 +88,7 @@ _RUN: Shape = {
             "outputs": int,
         },
     },
-    "model": {"parameters_real": int},
+    "model": {"parameters_real": int, "files": (NoneType, {str: str})},
     "privacy": {**_PATIENT, "epsilon_claimed": NUMBER, "nodes": (NoneType, [_NODE])},
     "representation": (
         NoneType,

@@ -152,7 +152,7 @@ def sketch_of(folder: Path, record: Document) -> ModelSetup:
     if {name: list(t.shape) for name, t in model.state_dict().items()} != shapes:
         raise unfit
     cpu = torch.device("cpu")
-    return ModelSetup(config, cast(Splits, info), cpu, task, model, optimizer, None)
+    return ModelSetup(config, cast(Splits, info), cpu, task, model, optimizer, None, {})
 
 
 @contextmanager

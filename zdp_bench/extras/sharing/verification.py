@@ -168,8 +168,9 @@ def _check_names(record: Document, setup: ModelSetup) -> Check:
     data = record["data"]["digest"]
     if start:
         data = f"{data}:{start['weights']}"
+    plugins, weights_files = record["environment"].get("plugins"), record["model"].get("files")
     computed = {
-        "run": run_digest(config, data, record["environment"].get("plugins")),
+        "run": run_digest(config, data, plugins, weights_files),
         "experiment": experiment_digest(config),
         "recipe": config.recipe,
         "seed": config.seed,
