@@ -226,7 +226,7 @@ class CentralSteps:
         self.key = run_key(loop.run, setup.mechanism, foreign_code(config.plugins))
         self.key += ledger.generation
         num_steps_left = plan.steps - loop.step
-        max_releases = setup.affordable(ledger.releases + num_steps_left)
+        max_releases = setup.affordable_releases(ledger.releases + num_steps_left)
         if max_releases is None:
             self.planned_releases = ledger.releases_after(loop.step, plan.steps)
         else:

@@ -289,7 +289,7 @@ class Setup(ModelSetup):
         """The mechanism of a step."""
         return self.algorithm.mechanism()
 
-    def affordable(self, max_releases: int) -> int | None:
+    def affordable_releases(self, max_releases: int) -> int | None:
         """Return how many of `max_releases` releases the budget allows; None without a budget."""
         privacy = self.config.privacy
         if privacy.max_epsilon is None:

@@ -367,6 +367,23 @@ def test_a_process_of_each_message_reserves_no_more_than_one_process(configured:
     assert spending.spent.steps == 8
 
 
+def test_a_process_prepares_a_node_again_only_for_a_message_that_needs_its_ledger(
+    configured: Make,
+) -> None:
+    set_sender()
+    config = configured(*OWN)
+    context = Context(1, 2, {"partition-id": 0}, RecordDict(), {})
+    values = {"run": RUN, "rounds": 8, "entries": 0, "digest": ""}
+    has_ledger = {}
+    for kind, body in (("prepare", values), ("join", {}), ("report", {})):
+        with open_site("key", Site(config)) as site:  # a process of its own
+            message = Message(content(body), 2, f"query.{kind}")
+            message.metadata.__dict__["_message_id"] = "1"
+            assert not call_app(client_app(config, "key"), message, context).has_error()
+            has_ledger[kind] = site.node(0).ledger is not None
+    assert has_ledger == {"prepare": True, "join": False, "report": True}
+
+
 def test_where_the_server_runs_too_its_record_counts_its_nodes(
     configured: Make, sound: Callable[..., records.Document]
 ) -> None:

@@ -53,11 +53,11 @@ REFUSED = 700  # code of an `Error`: the node refuses; Flower's own codes are sm
 MUST_JOIN_AGAIN = "it was restarted and has to join again"
 # What the server gets instead of the text of an error that may quote the site's data or folders.
 SEE_LOG = "it cannot answer; the reason is in its own log"
-# Values of a `prepare` message. `entries`, a number of releases, and `digest` are the last ledger
-# position that the server knows.
+# Values of a `prepare` message. `entries` and `digest` are the last ledger position that the server
+# knows: the number of releases, which other messages call `entries` too, and the chain's digest.
 PREPARE_VALUES = {"run": str, "rounds": int, "entries": int, "digest": str}
-# Instead of a digest of weights: a node may start from any weights that it is sent. The line of
-# each step has the digest of its weights.
+# State digest of a node's start. A central run states the digest of its weights there. A node has
+# this text, because it is sent new weights in each round. Their digest is in the line of each step.
 ANY_WEIGHTS = "the weights it is sent"
 RUN_DIGEST = re.compile(r"[0-9a-f]{64}")  # names the run's folder, so nothing else is accepted
 MAX_ROUNDS = 1_000_000  # a server that requests more would only keep a node busy
@@ -213,8 +213,8 @@ class Node:
     Attributes:
         examples: the node's training examples.
         ledger: counts the node's releases. None until `prepare`, which also sets `setup`,
-            `mechanism`, `micro_batch_size`, `reserved` (this run's releases, as the site's other
-            runs count them) and `max_releases`.
+            `mechanism`, `micro_batch_size`, `reserved` (the number of releases that the site's
+            other runs count for this run: all that it may make) and `max_releases`.
     """
 
     def __init__(self, site: Site, number: int) -> None:
@@ -240,7 +240,7 @@ class Node:
             "node": self.number,
             "experiment": experiment_digest(self.config),
             "seed": self.config.seed,
-            "records": self.num_units,
+            "records": self.num_units,  # named so in the message, whatever the unit is
             "examples_per_patient": self.site.data.examples_per_patient,
         }
         if self.is_split:
@@ -261,8 +261,8 @@ class Node:
             rounds: the number of rounds in the server's plan.
             known_position: the last position of the ledger that the server knows. A ledger that
                 has not reached it is rejected. If None, the node may start a new ledger.
-            reserved: the number of releases that this site reserved when another of its processes
-                got the same `prepare` message. 0: this process reserves them.
+            reserved: the number of releases to reserve, as another process of this site computed it
+                for the same `prepare` message, so that both reserve the same. 0: compute it here.
 
         Returns:
             the ledger's position (see `report_position`), and the mechanism's digest.
@@ -271,17 +271,17 @@ class Node:
             RefusalError: the ledger is behind the known position. The cause has the details.
             UserError: the node's total ε is not known.
         """
-        self.close()  # so that a node that then refuses has nothing to take a round with
+        self.close()  # if the node refuses below, it takes no rounds with its earlier ledger
         site = self.site
         node_setup = replace(site.setup, data=replace(site.data, train=self.examples))
         self.setup = node_setup.with_plan(steps_of(site.config, self.num_units, rounds))
         site.check(self.setup)
         self.mechanism = self.setup.mechanism
         self.micro_batch_size = self.setup.micro_batch_size()
-        # Other plug-ins, another node and other data have other noise. With data of its own, a site
-        # alone knows their digest, so nobody else can compute its noise.
-        own_facts = f"{foreign_code(site.config.plugins)}:node {self.number}:{site.data.digest}"
-        self._key = run_key(run, self.mechanism, own_facts)
+        # The noise depends on plug-ins, node and data. With `federated.patients=own`, only the site
+        # knows the digest of its data, so nobody else can compute its noise.
+        key_parts = f"{foreign_code(site.config.plugins)}:node {self.number}:{site.data.digest}"
+        self._key = run_key(run, self.mechanism, key_parts)
         run_home = records.folder(self.config.results, self.config.recipe, run)
         home = run_home / NODES / self._name()
         execution = execution_digest(
@@ -291,13 +291,14 @@ class Node:
             ranks=1,
             deterministic=self.config.execution.deterministic,
         )
+        start = (execution, 0, ANY_WEIGHTS)  # at step 0
         try:
             ledger = open_ledger(
                 home / "ledger.jsonl",
                 self.mechanism,
                 not self.config.privacy.secure,
                 known_position,
-                (execution, 0, ANY_WEIGHTS),
+                start,
                 partial(find_other_ledgers, self.config.results, run, home),
                 identity=f"{NODE}{self.number}",
             )
@@ -310,7 +311,7 @@ class Node:
             # An upper bound, reached if every step of the plan is taken anew.
             self.reserved = reserved or ledger.releases + self.setup.plan.steps
             if self.is_split:
-                self.max_releases = self.setup.affordable(self.reserved)
+                self.max_releases = self.setup.affordable_releases(self.reserved)
             else:
                 # Other runs at this site count these releases from now on, even if this run is
                 # stopped. This run counts other runs afterwards, so two that begin at once count
@@ -345,28 +346,29 @@ class Node:
         name = f"{self.number:02d}"
         return name if self.is_split else f"{name}-{self.site.data.digest[:8]}"
 
-    def _affordable_after_other_runs(self, max_releases: int, home: Path) -> int | None:
-        """Return how many releases the budget allows in addition to the site's other runs.
+    def _affordable_after_other_runs(self, planned_releases: int, home: Path) -> int | None:
+        """Return how many of this run's releases the budget allows beside the site's other runs.
 
         If the site's data has changed during this run, the releases before are in another folder
         (`_name`) and count as those of another run.
 
         Args:
-            max_releases: the largest number to consider.
+            planned_releases: the number of releases that this run plans.
             home: the node's folder.
 
         Returns:
-            the number of releases, or None without `privacy.max_epsilon`.
+            at most `planned_releases`; 0 if the other runs alone exceed the budget. None without
+            `privacy.max_epsilon`.
         """
         config = self.setup.config
         budget = config.privacy.max_epsilon
         if budget is None:
             return None
-        this_run = plan_spending(config, self.setup.data, self.mechanism, max_releases, home)
+        this_run = plan_spending(config, self.setup.data, self.mechanism, planned_releases, home)
         earlier = read_spendings(config.results, except_home=home)
         others = [spending for spending in earlier if spending.may_share(this_run)]
         if not others:
-            return self.setup.affordable(max_releases)
+            return self.setup.affordable_releases(planned_releases)
         try:
             all_spent = list_spent_steps([*others, this_run], this_run.by_owner)
             spent_before, planned = all_spent[:-1], all_spent[-1]
@@ -375,9 +377,11 @@ class Node:
                 taken = replace(planned, steps=steps)
                 return compose_epsilon([*spent_before, taken], config.privacy.delta)
 
-            # ε rises with the number of steps, so bisection finds the first that is too large.
-            first_too_many = bisect_right(range(max_releases + 1), budget, key=epsilon_after)
-            return max(0, first_too_many - 1)
+            # ε rises with the number of steps, so bisection counts how many of the numbers 0, 1,
+            # ..., planned_releases have an ε within the budget.
+            candidates = range(planned_releases + 1)
+            num_within_budget = bisect_right(candidates, budget, key=epsilon_after)
+            return max(0, num_within_budget - 1)  # the largest of them
         except ValueError as error:
             raise UserError(
                 f"privacy.max_epsilon={budget:g}: {error}, so this site's total ε is "
@@ -438,7 +442,8 @@ class Node:
             for step in range(first, first + local_steps):
                 batches, divisor = setup.draw(key, step, self.micro_batch_size)
                 private_step(training, step, batches, divisor, weights_digest)
-        return self.report_position() | {"round": round_}, optimizer.sums
+        values = self.report_position() | {"round": round_}
+        return values, optimizer.sums
 
 
 # ------------------------------------------------------------------------------------ its ClientApp
@@ -469,12 +474,18 @@ def client_app(config: Run, key: str) -> ClientApp:
     """
     app = ClientApp()
 
-    def node_of(context: Context) -> Node:
+    def find_node(context: Context) -> Node:
         if key not in _sites:
             _sites[key] = Site(config)
-        node = _sites[key].node(int(context.node_config["partition-id"]))
+        return _sites[key].node(int(context.node_config["partition-id"]))
+
+    def prepared_node(context: Context) -> Node:
+        """Return the node. If another process prepared it, prepare it here as well.
+
+        A SuperNode starts a process for each message.
+        """
+        node = find_node(context)
         if node.ledger is None and "prepared" in context.state:
-            # Another process prepared it: a SuperNode starts a process for each message.
             values: dict[str, Any] = dict(context.state.config_records["prepared"])
             reserved = values.pop("reserved")
             _check_and_prepare(node, values, reserved)
@@ -484,23 +495,23 @@ def client_app(config: Run, key: str) -> ClientApp:
         values = checked_values(message, PREPARE_VALUES)
         # Until the node has prepared, no other process may take a round for it.
         context.state.pop("prepared", None)
-        node = node_of(context)
+        node = find_node(context)
         prepared = _check_and_prepare(node, values)
         context.state["prepared"] = ConfigRecord(values | {"reserved": node.reserved})
         return content(prepared)
 
     def train(message: Message, context: Context) -> RecordDict:
-        node = node_of(context)
+        node = prepared_node(context)
         round_ = checked_values(message, {"round": int})["round"]
         weights = tensors_of(message, trainable(node.site.setup.model))
         values, gradients = node.take_round(round_, weights)
         return content(values, gradients)
 
     def join(message: Message, context: Context) -> RecordDict:
-        return content(node_of(context).join())
+        return content(find_node(context).join())
 
     def report(message: Message, context: Context) -> RecordDict:
-        return content(node_of(context).report_position())
+        return content(prepared_node(context).report_position())
 
     app.query("join")(_handler(join))
     app.query("prepare")(_handler(prepare))

@@ -225,7 +225,7 @@ class Rounds:
         )
         self._epsilon_of = cache(lambda size, releases: self._setup_of(size).epsilon(releases))
         self._affordable_of = cache(
-            lambda size, max_releases: self._setup_of(size).affordable(max_releases)
+            lambda size, max_releases: self._setup_of(size).affordable_releases(max_releases)
         )
         self.setups = {number: self._setup_of(size) for number, size in self.sizes.items()}
         self.limits = {
@@ -325,7 +325,7 @@ class Rounds:
     def _is_affordable(self, rounds: int) -> bool:
         """Return whether `rounds` rounds are within every node's budget."""
         # A run requests no more rounds than this, even if it requests every round anew. So
-        # `affordable` need not search beyond the releases of these rounds.
+        # `affordable_releases` need not search beyond the releases of these rounds.
         max_rounds = self._rounds_at_start + self.round_plan.steps
         for number, size in self.sizes.items():
             affordable = self._affordable_of(size, self.roster.spent(number, max_rounds))
