@@ -89,6 +89,19 @@ def test_a_run_that_was_stopped_goes_on_with_all_that_its_steps_need(
     assert resumed.record.document["measured"]["resumed_at_step"] == 14
 
 
+@pytest.mark.parametrize("error", [Stopped(signal.SIGTERM), KeyboardInterrupt()])
+def test_a_forced_run_is_continued_without_force(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException
+) -> None:
+    def stop(_: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(COMMANDS["run"], "run", stop)
+    with pytest.raises(SystemExit):
+        cli.main(["run", "recipe=quickstart", "force=true"])
+    assert "the same command without force=true continues" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_lets_the_step_end_saves_and_leaves_with_a_code_of_its_own(
     tmp_path: Path,

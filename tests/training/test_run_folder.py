@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.drivers import fork
+from tests.privacy.ledger_runs import write
 from tests.test_cli import run as command
 from tests.training.test_run import (
     TINY,
@@ -38,8 +39,10 @@ from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.report import papers
 from zdp_bench.training import run
 from zdp_bench.training.plan import Plan
+from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.progress import Reporter
 from zdp_bench.training.run import Outcome
+from zdp_bench.training.run_folder import settle_replaced, start_anew
 from zdp_bench.training.spending import find_other_ledgers, find_spendings
 from zdp_bench.training.spending_file import FILE, is_node
 
@@ -220,6 +223,139 @@ def test_the_name_of_a_recipe_does_not_make_its_runs_deleted() -> None:
     assert not records.is_deleted(Path("runs/x.deleted-1/0123456789abcdef"))
     assert records.is_deleted(Path("runs/x/0123456789abcdef.deleted-1"))
     assert records.is_deleted(Path("runs/x/0123456789abcdef.deleted-1/nodes/00"))
+
+
+# ---------------------------------------------------------------- what is kept until a new run ends
+
+
+def contents(home: Path) -> dict[str, bytes]:
+    """The files of a folder, except those that any attempt at a run may write."""
+    paths = [path for path in home.rglob("*") if path.is_file()]
+    return {
+        str(path.relative_to(home)): path.read_bytes()
+        for path in paths
+        if path.name not in ("run.log", FILE) and path.suffix != ".partial"
+    }
+
+
+class Ending(Silent):
+    """Ends a run before its first step."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def opened(self, *_: Any) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [UserError("x"), KeyboardInterrupt(), Stopped(15), ValueError()])
+def test_a_forced_run_that_ends_before_its_first_step_leaves_everything(
+    finished: Outcome, tmp_path: Path, error: BaseException
+) -> None:
+    home = finished.path.parent
+    before = contents(home)
+    with pytest.raises(type(error)):
+        run.execute(configured(tmp_path, "force=true"), Ending(error))
+    assert contents(home) == before
+
+
+def test_an_unfinished_run_continues_after_a_forced_one_that_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_after(monkeypatch, 13, tmp_path)
+    with pytest.raises(UserError, match="total_budget"):
+        carry_out(tmp_path, "force=true", "privacy.total_budget=0.001")
+    assert carry_out(tmp_path).record.document["privacy"]["steps"] == 20
+
+
+def test_the_checkpoint_of_a_partial_run_never_replaces_that_of_the_finished_one(
+    finished: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = finished.path.parent
+    before = contents(home)
+    kill_after(monkeypatch, 13, tmp_path, "force=true")
+    assert (home / "checkpoint.pt").exists()
+    with pytest.raises(UserError, match="total_budget"):
+        carry_out(tmp_path, "force=true", "privacy.total_budget=0.001")
+    partial = contents(home).keys() - before
+    assert partial == {"ledger.jsonl.2"}  # its steps count
+    assert contents(home).items() > before.items()
+
+
+def make_home(home: Path) -> None:
+    """Write the files of a run with two nodes."""
+    for folder in (home, home / "nodes" / "00", home / "nodes" / "01"):
+        folder.mkdir(parents=True)
+        write(folder / "ledger.jsonl", 0, 1)
+    for name in ("record.json", "checkpoint.pt", "nodes/00/notes.txt"):
+        (home / name).write_text("{}")
+
+
+class Kill(BaseException):
+    pass
+
+
+def kill_within(patch: pytest.MonkeyPatch, number: int, act: Callable[[], None]) -> bool:
+    """Kill `act` before its rename or deletion `number`. Return False if it ended before."""
+    calls = iter(range(number))
+
+    def count(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if next(calls, None) is None:
+                raise Kill
+            return real(*arguments, **options)
+
+        return call
+
+    with patch.context() as counting:
+        counting.setattr(os, "replace", count(os.replace))
+        counting.setattr(Path, "unlink", count(Path.unlink))
+        try:
+            act()
+        except Kill:
+            return True
+    return False
+
+
+def test_a_kill_while_a_run_is_replaced_or_restored_leaves_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, number = tmp_path / "0", 0
+    make_home(home)
+    before = contents(home)
+
+    def replace_and_restore() -> None:
+        start_anew(home, keep=True)
+        settle_replaced(home)
+
+    while kill_within(monkeypatch, number, replace_and_restore):
+        settle_replaced(home)
+        assert contents(home) == before, number
+        number += 1
+    assert number > 12
+
+
+def test_a_kill_while_a_partial_run_is_replaced_loses_nothing_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, is_killed = 0, True
+    while is_killed:
+        home = tmp_path / str(number)
+        make_home(home)
+        before = contents(home)
+        start_anew(home, keep=True)
+        write(home / "ledger.jsonl", 0)
+        (home / "checkpoint.pt").write_text("of the partial run")
+        is_killed = kill_within(monkeypatch, number, lambda: start_anew(home, keep=True))
+        settle_replaced(home)
+        if (home / "record.json.replaced").exists():  # the partial run's ledger is in place
+            assert (home / "checkpoint.pt.replaced").read_text() == "{}"
+            start_anew(home, keep=True)
+            settle_replaced(home)
+        assert contents(home).items() > before.items()
+        assert (home / "ledger.jsonl.2").exists()
+        number += 1
+    assert number > 1
 
 
 def write_other_weights(results: Path) -> None:

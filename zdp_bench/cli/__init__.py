@@ -97,6 +97,9 @@ def _run_command(words: list[str]) -> int:
         gc.disable()  # a fifth of the time, and the process ends before memory runs short
     is_resumable = options.verb in RESUMABLE and not getattr(options, "plan", False)
     overrides = getattr(options, "overrides", [])
+    again = "the same command continues"
+    if any(word.lstrip("+").lower() == "force=true" for word in overrides):
+        again = "the same command without force=true continues"
     # Show at once that the command was understood: its libraries take seconds to load.
     if hasattr(options, "overrides") and sys.stderr.isatty():
         _print_message(" ".join([options.verb, *overrides, "..."]))
@@ -108,11 +111,11 @@ def _run_command(words: list[str]) -> int:
         _print_message(hide_environment(sentence, overrides))
         return 2
     except Stopped as stop:
-        advice = "; everything is saved, and the same command continues from here"
+        advice = f"; everything is saved, and {again} from here"
         _print_message(f"{stop}{advice if is_resumable else ''}.")
         return stop.exit_code
     except KeyboardInterrupt:
-        advice = "; the same command continues from the last checkpoint"
+        advice = f"; {again} from the last checkpoint"
         _print_message(f"interrupted{advice if is_resumable else ''}.")
         return 130
     except BrokenPipeError:

@@ -114,7 +114,10 @@ class SweepJob:
                 if is_worker:  # returning would make the worker wait for another job
                     os._exit(stop.exit_code)
                 if "submitit" in launcher:  # each job has its own process, so the sweep continues
-                    return UserError(f"{stop}; the same command continues from the last save.")
+                    without_force = " without force=true" * config.force
+                    return UserError(
+                        f"{stop}; the same command{without_force} continues from the last save."
+                    )
                 raise stop from None
             if isinstance(error, UserError):
                 return error

@@ -576,10 +576,11 @@ def set_aside(path: Path) -> None:
     A new ledger can then begin at `path`. No ledger is ever deleted.
     """
     if path.exists():
-        disk.rename(path, _next_aside(path))
+        disk.rename(path, next_aside(path))
 
 
-def _next_aside(path: Path) -> Path:
+def next_aside(path: Path) -> Path:
+    """Return the path to which `set_aside` renames the ledger at `path`."""
     number = 1
     while (aside := path.with_name(f"{path.name}.{number}")).exists():
         number += 1
@@ -717,7 +718,7 @@ def set_aside_others(path: Path, identity: str = "") -> None:
             continue
         is_in_folder = ledger.parent == path.parent
         if not identity or is_in_folder or read_identity(ledger) == identity:
-            disk.rename(ledger, _next_aside(path))
+            disk.rename(ledger, next_aside(path))
 
 
 def read_identity(path: Path) -> str | None:

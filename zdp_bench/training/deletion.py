@@ -9,7 +9,7 @@ from pathlib import Path
 from zdp_bench import disk, records
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.composition import Spending
-from zdp_bench.training.run_folder import MAX_LISTED, only_one_process, start_anew
+from zdp_bench.training.run_folder import MAX_LISTED, only_one_process, settle_replaced, start_anew
 from zdp_bench.training.spending import keep_spending
 from zdp_bench.training.spending_file import FILE, NODES
 
@@ -87,6 +87,7 @@ def delete(home: Path) -> Deletion:
         Busy: another process is carrying out the run.
     """
     with only_one_process(home, wait=False):
+        settle_replaced(home)  # what the run before has spent may be in its record alone
         size_before = _size_of(home)
         # Before anything is deleted, so that the run counts even if this process is killed.
         spending = keep_spending(home)

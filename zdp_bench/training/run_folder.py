@@ -23,6 +23,7 @@ from zdp_bench.privacy.ledger import (
     LedgerError,
     has_steps,
     is_ledger,
+    next_aside,
     set_aside,
     set_aside_others,
 )
@@ -83,10 +84,12 @@ def find_or_run(
     if not config.force and (done := find()):
         _require_epochs(config, done, path)
         return Outcome(done, path, found=True)
+    without_force = " without force=true" * config.force
+    again = f"the same command{without_force} continues from the last checkpoint"
     with (
-        explain_write_errors(home),
+        explain_write_errors(home, again),
         only_one_process(home, wait) if ranks.is_first else nullcontext(),
-        _replacing(home) if config.force and ranks.is_first else nullcontext(),
+        _replacing(home, anew=config.force) if ranks.is_first else nullcontext(),
     ):
         if ranks.is_first:
             for partial in home.glob("*.partial"):  # left by a killed process; nobody writes it now
@@ -135,32 +138,79 @@ def start_anew(home: Path, keep: bool = False) -> None:
 
     Args:
         home: the run's folder.
-        keep: whether to rename the other files as well, with the suffix `REPLACED`.
+        keep: whether to keep the run until the new one ends, so that `settle_replaced` can restore
+            it. Its files are renamed, with the suffix `REPLACED`. If an earlier run is kept
+            already, the files of the present one, which did not finish, are deleted instead.
     """
     files = [path for path in home.rglob("*") if not path.is_dir()]
+    ledgers = [path for path in files if path.name.endswith(".jsonl")]
+    is_kept = any(path.name.endswith(REPLACED) for path in files)
+    if keep and not is_kept:
+        for ledger in ledgers:
+            aside = next_aside(ledger)
+            disk.write_bytes(aside.with_name(aside.name + REPLACED), b"")
     # The record comes first, so that a kill never leaves a record without its ledger.
     for path in sorted(files, key=lambda path: path.name != "record.json"):
         if path.name == "spending.json" or is_ledger(path):
             continue
         if not keep:
             path.unlink()
-        elif not path.name.endswith(REPLACED):
+        elif path.name.endswith(REPLACED):
+            continue
+        elif is_kept:
+            path.unlink()
+        else:
             disk.rename(path, path.with_name(path.name + REPLACED))
-    for path in home.rglob("*.jsonl"):
-        set_aside(path)
+    for ledger in ledgers:
+        set_aside(ledger)
 
 
 @contextmanager
-def _replacing(home: Path) -> Iterator[None]:
-    """Start a run anew. If an error ends it before its first step, restore the run before."""
-    start_anew(home, keep=True)
+def _replacing(home: Path, anew: bool) -> Iterator[None]:
+    """Settle what an earlier process replaced. Then start the run anew, if `anew` is true.
+
+    If an error or a signal ends the run before its first step, the run before it is restored.
+    """
+    settle_replaced(home)
     try:
+        if anew:
+            start_anew(home, keep=True)
         yield
-    except UserError:
-        if not any(has_steps(path) for path in home.rglob("*.jsonl")):
-            for path in home.rglob(f"*{REPLACED}"):
-                disk.rename(path, path.with_name(path.name.removesuffix(REPLACED)))
+    except BaseException:
+        settle_replaced(home)
         raise
+
+
+def settle_replaced(home: Path) -> None:
+    """Restore the run that `start_anew` kept in a folder, unless the new one has taken a step.
+
+    If the new one has finished, the kept files are deleted. After a kill, this may be called again.
+    """
+    kept = [path for path in home.rglob(f"*{REPLACED}") if not path.is_dir()]
+    # For each ledger of the kept run, an empty file states the name under which it was set aside.
+    markers = [path for path in kept if re.fullmatch(r".*\.jsonl\.\d+", _original_of(path).name)]
+    asides = [_original_of(marker) for marker in markers]
+    # Where nothing has that name, the ledger has not been renamed yet, or is restored already.
+    in_place = {aside.with_suffix("") for aside in asides if not aside.exists()}
+    new_ledgers = [path for path in home.rglob("*.jsonl") if path not in in_place]
+    if kept and any(has_steps(path) for path in new_ledgers):
+        is_finished = (home / "record.json").exists()
+        for path in kept:
+            if is_finished or (path in markers and not _original_of(path).exists()):
+                path.unlink()
+        return
+    for aside in asides:
+        if aside.exists():
+            disk.rename(aside, aside.with_suffix(""))
+    for path in kept:
+        if path not in markers:
+            disk.rename(path, _original_of(path))
+    for marker in markers:  # last: they tell which ledgers are those of the kept run
+        marker.unlink()
+
+
+def _original_of(path: Path) -> Path:
+    return path.with_name(path.name.removesuffix(REPLACED))
 
 
 def _require_epochs(config: Run, done: Record, path: Path) -> None:
