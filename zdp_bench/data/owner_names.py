@@ -92,6 +92,7 @@ nieznana brakdanych neznámý neznámá bilinmiyor ismeretlen necunoscut άγν�
 неизвестно неизвестен неизвестный неизвестная невідомо нет 未知 不明 不详 不詳 无 無 미상 مجهول
 """
 MISSING = {"", *map(_word, WORDS.split())}
+
 MAX_RATIO = 5  # examples of one owner, relative to the average of the others, without a warning
 
 
@@ -187,3 +188,19 @@ def _plain(name: str) -> str:
         return text.rstrip("0").rstrip(".") if "." in text else text
     text = re.sub(r"^([^\d.,]*\d+)\.0*$", r"\1", text)
     return re.sub(r"^([^\d.,]*)0+(?=\d)", r"\1", text)
+
+
+# The usual names of a table's column with the owners. After WEAK_OWNERS, an identifier must follow:
+# a column `case` may well say case or control.
+OWNERS = "patient|paciente|paziente|participant|subject|subj|person|individual|owner|donor"
+OWNERS += "|volunteer|proband|versuchsperson|teilnehmer|speaker|animal"
+WEAK_OWNERS = "case|fall|pat|pt|p|lesion"
+IDENTIFIER = "ids?|no|nr|num|number|nummer|nummern|name|code|key|hash|uid|pseudonym|index"
+OWNER_COLUMN = re.compile(
+    f"({OWNERS})(s|en|in)?({IDENTIFIER})?|({WEAK_OWNERS})({IDENTIFIER})|mrn|eid"
+)
+
+
+def may_name_owners(column: str) -> bool:
+    """Return True if a table's column has a usual name of that with the owners of its lines."""
+    return OWNER_COLUMN.fullmatch(_word(column)) is not None

@@ -186,6 +186,26 @@ def test_a_csv_has_columns_of_the_documented_names(tmp_path: Path, body: str, sa
         assert (info.train + info.test, info.unit, list(info.classes)) == (4, "patient", ["0", "1"])
 
 
+@pytest.mark.parametrize(
+    "name", ["participant_id", "subject_id", "Patienten-Nr", "PID", "person", "case_id", "MRN"]
+)
+def test_a_csv_that_names_patients_in_another_column_is_refused(tmp_path: Path, name: str) -> None:
+    """Each picture was a patient of its own, whatever the column said."""
+    home = write_classes(tmp_path / "d", "picture", 4)
+    lines = [
+        f"{file.relative_to(home)},{file.parts[-3]},{file.parts[-2]}"
+        for file in home.rglob("*.png")
+    ]
+    table = home / "list.csv"
+    table.write_text("\n".join([f"path,label,{name}", *lines]))
+    data = folder(table, test_share=0.5)
+    assert_refused(lambda: data.info(tmp_path), "list.csv", f"'{name}', which may name patients")
+    by_name = folder(table, test_share=0.5, patient="/([sw][0-9])/")
+    assert by_name.info(tmp_path).unit == "patient"
+    table.write_text("\n".join(["path,label,patient,age,case,index", *lines]))
+    assert data.info(tmp_path).unit == "patient"
+
+
 def test_a_folder_has_classes_alone(tmp_path: Path) -> None:
     classes = write_classes(tmp_path / "d", "picture", 2)
     (classes / "note.txt").write_text("x")

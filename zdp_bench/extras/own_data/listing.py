@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.data.files import require_inside, visible_files
-from zdp_bench.data.owner_names import require_named, require_one_spelling
+from zdp_bench.data.owner_names import may_name_owners, require_named, require_one_spelling
 from zdp_bench.data.owners import pick_test_owners
 from zdp_bench.errors import UserError, require
 from zdp_bench.extras.own_data.readers import HEADER_SUFFIX, Facts, Kind
@@ -85,7 +85,8 @@ def find_items(path: Path, patient: str | None) -> list[Item]:
     """
     try:
         require(path.exists(), "dataset.path", path, "folder or CSV not found")
-        items = list(_list_csv(path) if path.is_file() else _list_folder(path))
+        is_csv = path.is_file()
+        items = list(_list_csv(path, patient is not None) if is_csv else _list_folder(path))
     except OSError as error:  # no permission, or a name that is too long
         where = error.filename or path
         raise UserError(f"{where}: cannot be read ({error.strerror}).") from None
@@ -225,8 +226,13 @@ def _entries(folder: Path) -> list[Path]:
     return entries
 
 
-def _list_csv(path: Path) -> Iterator[Item]:
-    """Yield the files in a CSV with commas, semicolons or tabs. Repeated lines count once."""
+def _list_csv(path: Path, has_pattern: bool) -> Iterator[Item]:
+    """Yield the files in a CSV with commas, semicolons or tabs. Repeated lines count once.
+
+    Args:
+        path: path of the CSV.
+        has_pattern: whether the files' names state the patients, so that no column has to.
+    """
     with reading(path):
         text = read_text(path, MAX_CSV, "utf-8-sig")
         lines = _read_lines(text)
@@ -234,6 +240,8 @@ def _list_csv(path: Path) -> Iterator[Item]:
         (_, header), *rows = lines
         expect(bool(rows), "contains no line below its header; list a file in each")
         _require_columns(header)
+        if not has_pattern:
+            _require_patient_column(header)
         for number, cells in rows:
             fault = f"has {len(cells)} cells in line {number}, and {len(header)} columns"
             expect(len(cells) <= len(header), fault)
@@ -277,6 +285,21 @@ def _require_columns(header: list[str]) -> None:
         absent = {"patient", "split"} - {*names}
         if similar := get_close_matches(name.lower(), absent, n=1, cutoff=0.75):
             raise Unfit(f"has an unknown column '{name}'. Is it {similar[0]}? Rename it")
+
+
+def _require_patient_column(header: list[str]) -> None:
+    """Reject a header that names patients in a column of another name.
+
+    Each file would count as a patient of its own.
+    """
+    if "patient" in [name.lower() for name in header]:
+        return
+    for name in header:
+        rule = (
+            f"has the column '{name}', which may name patients, and no column 'patient', so each "
+            "file would count as its own patient; rename the column to patient, or remove it"
+        )
+        expect(not may_name_owners(name), rule)
 
 
 def _item_of(path: Path, where: str, cells: Mapping[str, str]) -> Item:
