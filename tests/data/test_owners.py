@@ -143,7 +143,7 @@ def test_a_missing_owner_is_refused_by_name(missing: Any) -> None:
 
 UNSEEN = ["\ufe0f", "\u115f", "\u3164", "\u2800", "\u200b", "\u2060", "\xad", "\ufeff", "\u034f"]
 SPELLINGS = [("p1", f"p1{letter}") for letter in UNSEEN]
-SPELLINGS += [("100000", "1e+05"), ("100000", "100000.0"), ("7", "+7"), ("1.5", "1.50")]
+SPELLINGS += [("100000", "1e+05"), ("100000", "100000.0"), ("7", "+7"), ("15", "1.5e+01")]
 SPELLINGS += [("7a", "07a"), ("p7-a", "p007-a"), ("p1", "'p1'"), ("p1", '"p1"'), ("p 1", "P01")]
 
 
@@ -156,6 +156,7 @@ def test_two_spellings_of_one_owner_are_refused(names: tuple[str, str]) -> None:
 def test_codes_of_one_length_are_different_owners() -> None:
     codes = ["12345e10", "123450e9", "a01b1cde", "a1b01cde", "00f0204f", "0f00204f"]
     codes += ["1" * 40 + "0", "1" * 40 + "1"]
+    codes += ["3.1", "3.10", "3.100"]  # patients of site 3
     require_named("x", "owner", codes)
 
 

@@ -185,7 +185,8 @@ def _plain(name: str) -> str:
     text = INVISIBLE.sub("", text).strip("'\"")
     if NUMBER.fullmatch(text):
         text = format(Decimal(text), "f")  # exact for any number of digits
-        return text.rstrip("0").rstrip(".") if "." in text else text
+        # A code such as 3.10 (site and patient) is another than 3.1.
+        return re.sub(r"\.0*$", "", text)
     text = re.sub(r"^([^\d.,]*\d+)\.0*$", r"\1", text)
     return re.sub(r"^([^\d.,]*)0+(?=\d)", r"\1", text)
 
