@@ -67,7 +67,7 @@ def shares_data(trained_on: str, private: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    return re.sub("[^a-z0-9]", "", name.lower())
+    return re.sub(r"[\W_]", "", name.lower())  # letters and digits of any script
 
 
 def represent_data(config: Run, data: Splits) -> Splits:

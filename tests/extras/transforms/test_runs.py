@@ -258,6 +258,8 @@ def test_weights_trained_on_the_private_data_are_refused(tmp_path: Path) -> None
         ("mnist", "phasemnist", True),
         ("fashion_mnist", "mnist", False),
         ("imagenet", "cifar10", False),
+        ("医学影像", "folder", False),
+        ("Фото", "chest_xray", False),
     ],
 )
 def test_names_of_the_same_data_are_known(trained_on: str, private: str, shared: bool) -> None:
