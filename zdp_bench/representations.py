@@ -153,16 +153,17 @@ def build(
             examples of this shape and type.
     """
     module: nn.Module = lookup("representation", name)(tuple(shape), **options)
-    if fit:
-        fit_weights(module)
     module = module.eval().requires_grad_(False)
-    if not all(is_finite(tensor) for tensor in module.state_dict().values()):
-        raise UserError(f"representation={name}: its weights contain values that are not finite.")
+    # First, so that a module that does not accept the examples is rejected before it is fitted.
     output = _try(name, module, options, torch.zeros(1, *shape, dtype=dtype))
     if output.dtype not in NUMPY_TYPES:
         raise UserError(
             f"representation={name}: returns {output.dtype}, but must return float32 or complex64."
         )
+    if fit:
+        fit_weights(module)
+    if not all(is_finite(tensor) for tensor in module.state_dict().values()):
+        raise UserError(f"representation={name}: its weights contain values that are not finite.")
     facts = getattr(module, "facts", {})
     identity = [
         name,

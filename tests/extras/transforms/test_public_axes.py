@@ -226,6 +226,15 @@ def test_a_wrong_part_is_refused_before_anything_is_read(parts: str) -> None:
         configured([*WORDS, f"representation.parts={parts}"])
 
 
+def test_a_part_with_complex_outputs_is_refused_before_it_is_fitted() -> None:
+    """It ended in torch's NotImplementedError."""
+    parts = "[{name: scattering, output: complex, groups: 1}]"
+    small = ["representation.axes=4", "representation.pictures=8"]
+    words = [*WORDS, f"representation.parts={parts}", *small]
+    with pytest.raises(UserError, match="representation=joined: takes no examples of float32"):
+        build_representation(configured(words), (1, 16, 16), torch.float32)
+
+
 def test_weights_of_a_part_trained_on_the_private_data_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
