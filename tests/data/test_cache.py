@@ -135,3 +135,14 @@ def test_a_full_disk_is_one_sentence_before_any_page_is_written(
     assert os.strerror(why) in told
     assert "XDG_CACHE_HOME" in told
     assert not list((tmp_path / "cache" / "zdp-bench" / "rows").iterdir())
+
+
+def test_a_file_in_the_place_of_a_folder_keeps_the_array_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run ended with NotADirectoryError."""
+    folder = tmp_path / "cache" / "zdp-bench" / "rows"
+    folder.parent.mkdir(parents=True, mode=0o700)
+    folder.write_text("x")
+    np.testing.assert_array_equal(make(), ROWS)
+    assert "so this run keeps rows in memory" in caplog.text

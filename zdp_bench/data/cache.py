@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -85,7 +86,8 @@ def load_or_make(
         _delete_left_behind(path.parent)
         mapped = _reserve(partial, shape, dtype)
     except OSError as error:  # with a full or read-only disk, the run goes on in memory
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # there may be no folder, but a file in its place
+            partial.unlink()
         log.warning(
             "%s: %s, so this run keeps %s in memory; set XDG_CACHE_HOME to another folder",
             path.parent,
@@ -98,7 +100,8 @@ def load_or_make(
         mapped.flush()
         is_stored = _finish(partial, path)
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
     return _open(path) if is_stored else mapped
 
 
