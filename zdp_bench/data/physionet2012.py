@@ -237,8 +237,8 @@ class Physionet2012(Dataset):
             record_ids: RecordID of each patient.
         """
         is_validation = hold_out_owners(record_ids, self.validation_share, self.split_seed)
-        rule = f"leaves none of {len(record_ids)} patients to train on"
-        require(not is_validation.all(), "dataset.validation_share", self.validation_share, rule)
+        fault = f"leaves none of {len(record_ids)} patients to train on"
+        require(not is_validation.all(), "dataset.validation_share", self.validation_share, fault)
         return is_validation
 
     def released(self, root: Path) -> DatasetInfo | None:

@@ -155,8 +155,8 @@ class Ledger(Tally):
         Args:
             path: the ledger's file.
             mechanism: mechanism of every step.
-            repeatable: whether a step that is taken again has the same noise. It has not with
-                secure noise, nor in your own loop (`zdp_bench.library`).
+            repeatable: whether a step that is taken again has the same noise. False with secure
+                noise, and in your own loop (`zdp_bench.library`).
             checkpoint_position: where the ledger ended at the last checkpoint. The file must
                 contain this position. None without a checkpoint.
             identity: whose ledger it is: the name of a federation's node, or the digest of who owns
@@ -340,7 +340,9 @@ class Ledger(Tally):
             self.require_intact()
         else:
             if self._needs_nonce:
-                self._write_line(Start(_make_nonce(), step, "", ""))
+                # `Start` states why a nonce is in the place of the execution digest.
+                nonce_line = Start(_make_nonce(), step, state_digest="", generation="")
+                self._write_line(nonce_line)
                 self._needs_nonce = False
             self._write_line(entry)
 

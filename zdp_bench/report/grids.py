@@ -8,9 +8,10 @@ The jobs of recipes fill the lines (`Filling`, in `report.cells`). Each job has 
 there are folds, one fold. A run belongs to a line if it has the experiment digest of one of the
 line's jobs, which covers everything but the seed.
 
-With `retained_gain: true`, a table also shows the gain of private training over
-the row's trivial `baseline`, as a percentage of the gain of non-private training. With
-`compare: VARIANT`, notes below the table compare that variant with the others of its row, by
+With `retained_gain: true`, a table also shows the gain of private training over the row's trivial
+`baseline`, as a percentage of the gain of non-private training.
+
+With `compare: VARIANT`, notes below the table compare that variant with the others of its row, by
 t-tests that pair runs of the same seed.
 """
 
@@ -373,12 +374,11 @@ def compare_variants(lines: Sequence[GridLine], chosen: str | None) -> list[str]
     count, threshold = len(comparisons), bonferroni(len(comparisons))
     different = [comparison for comparison in comparisons if comparison.is_different(threshold)]
     num_better = sum(comparison.is_better for comparison in different)
+    num_worse = len(different) - num_better
     head = (
-        f"Of {count} comparisons, {chosen} is better in {num_better}, worse in "
-        f"{len(different) - num_better} and not shown to be different in "
-        f"{count - len(different)}: paired t-tests over "
-        f"seeds, threshold of p {show_threshold(threshold)} (Bonferroni). Below: mean difference "
-        "[95 % interval]."
+        f"Of {count} comparisons, {chosen} is better in {num_better}, worse in {num_worse} and not "
+        f"shown to be different in {count - len(different)}: paired t-tests over seeds, threshold "
+        f"of p {show_threshold(threshold)} (Bonferroni). Below: mean difference [95 % interval]."
     )
     return [head, *sentences]
 

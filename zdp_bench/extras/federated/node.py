@@ -101,11 +101,11 @@ def split_by_patient(
     parts = []
     for node in range(nodes):
         rows = np.flatnonzero(node_of_example == node)
-        rule = (
+        fault = (
             f"node {node} has none of the {len(patients):,} patients, which a hash of their names "
             "assigns to nodes; use fewer nodes or another seed"
         )
-        require(len(rows) > 0, "federated.nodes", nodes, rule)
+        require(len(rows) > 0, "federated.nodes", nodes, fault)
         parts.append(Part(data.train, torch.from_numpy(rows)))
     return parts
 
@@ -296,10 +296,10 @@ class Node:
             ledger = open_ledger(
                 home / "ledger.jsonl",
                 self.mechanism,
-                not self.config.privacy.secure,
-                known_position,
-                start,
-                partial(find_other_ledgers, self.config.results, run, home),
+                repeatable=not self.config.privacy.secure,
+                checkpoint_position=known_position,
+                start=start,
+                find_other_ledgers=partial(find_other_ledgers, self.config.results, run, home),
                 identity=f"{NODE}{self.number}",
             )
         except UserError as error:
@@ -309,7 +309,8 @@ class Node:
             ) from error
         try:
             # An upper bound, reached if every step of the plan is taken anew.
-            self.reserved = reserved or ledger.releases + self.setup.plan.steps
+            most_releases = ledger.releases + self.setup.plan.steps
+            self.reserved = reserved or most_releases
             if self.is_split:
                 self.max_releases = self.setup.affordable_releases(self.reserved)
             else:
