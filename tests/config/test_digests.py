@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from zdp_bench import assets
+from zdp_bench import assets, registry
 from zdp_bench.config import check, compose, configured, to_plain
 from zdp_bench.config.compose import files
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.plugins import check_plugin, common_keys, plugin_keys
-from zdp_bench.config.schema import COMMON_KEYS, PLUGINS, SECTIONS, Scalars
+from zdp_bench.config.schema import COMMON_KEYS, PLUGIN_KINDS, PLUGINS, SECTIONS, Plugin, Scalars
 from zdp_bench.errors import UserError
 
 VALUES: Any = (2, 0, 0.5, True, False, [2, 3], [0.5, 0.25], [8, 1.0])
@@ -103,3 +103,24 @@ def test_what_a_recipe_looks_up_is_a_number_like_any_other(tmp_path: Path) -> No
     runs = [configured([f"recipe={path}"]) for path in sorted(tmp_path.glob("*.yaml"))]
     assert {run.privacy.target_epsilon for run in runs} == {1.5}
     assert len({experiment_digest(run) for run in runs}) == 1
+
+
+@pytest.mark.parametrize("kind", PLUGIN_KINDS)
+def test_false_is_not_null_for_a_plug_in_of_any_kind(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For other kinds than optimizers, false entered the digest as null did."""
+
+    def build(*, bias: bool | None = None) -> None:
+        """Null would let the plug-in choose."""
+
+    registry.names(kind)  # loads the others first
+    monkeypatch.setitem(registry._builders[kind], "mine", build)
+    run = configured(["recipe=quickstart"])
+    digests = []
+    for options in ({"bias": None}, {"bias": False}, {"bias": True}, {}):
+        resolved = run.resolved | {kind: {"name": "mine", **options}}
+        changed: Any = {kind: Plugin("mine", options), "resolved": resolved}
+        digests.append(experiment_digest(replace(run, **changed)))
+    assert len(set(digests)) == 3
+    assert digests[0] == digests[3]

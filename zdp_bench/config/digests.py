@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from zdp_bench.config.plugins import find_builder
-from zdp_bench.config.schema import FEDERATED_RESULT, OPERATIONAL, Plugin, Run
+from zdp_bench.config.plugins import find_builder, option_types
+from zdp_bench.config.schema import FEDERATED_RESULT, OPERATIONAL, PLUGINS, Run
+from zdp_bench.config.types import is_valid
 
 NO_EFFECT = ("trainer.micro_batch", "privacy.total_budget")  # keys that affect no result
 
@@ -18,14 +18,15 @@ def experiment_digest(run: Run) -> str:
     """Return the SHA-256 of what is computed, apart from the seed.
 
     Null and false values, and the default unit, are left out. So the digests of old records stay
-    valid when an option is added that is off by default. A false value of an option whose default
-    is null is kept, because it is a choice, such as `optimizer.fused=false`.
+    valid when an option is added that is off by default. A false value of an option that may also
+    be null is kept, because it is a choice, such as `optimizer.fused=false`.
     """
     left_out_sections = (*OPERATIONAL, "seed", "recipe")
     content = {k: value for k, value in run.resolved.items() if k not in left_out_sections}
-    content["optimizer"] = keep_choices("optimizer", run.optimizer)
-    if run.scheduler is not None:
-        content["scheduler"] = keep_choices("scheduler", run.scheduler)
+    for kind in PLUGINS:
+        plugin = getattr(run, kind)
+        if kind in content and plugin is not None:
+            content[kind] = keep_choices(kind, plugin.name, content[kind])
     privacy = content["privacy"]
     left_out = {*NO_EFFECT}
     if privacy["unit"] != "patient":  # old records, whose unit is the example, lack the key
@@ -39,12 +40,12 @@ def experiment_digest(run: Run) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def keep_choices(kind: str, plugin: Plugin) -> dict[str, Any]:
-    """Return a plug-in's name and options, with the string 'false' if the default is null."""
-    parameters = inspect.signature(find_builder(kind, plugin.name)).parameters
-    content: dict[str, Any] = {"name": plugin.name}
-    for key, value in plugin.options.items():
-        is_choice = value is False and parameters[key].default is None
+def keep_choices(kind: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return a plug-in's options, with 'false' for a false value that differs from null."""
+    types = option_types(kind, find_builder(kind, name))
+    content = {}
+    for key, value in options.items():
+        is_choice = value is False and key in types and is_valid(types[key], None)
         content[key] = "false" if is_choice else value
     return content
 

@@ -173,12 +173,12 @@ def check_options(
     kind: str, builder: Callable[..., Any], options: dict[str, Any]
 ) -> dict[str, Any]:
     """Return options converted to their declared types, and completed by their defaults."""
+    hints = option_types(kind, builder)
     if kind in TORCH:
         checked = {}
         for key, value in options.items():
-            checked[key] = check_value(f"{kind}.{key}", TORCH_TYPES.get(key, Any), value)
+            checked[key] = check_value(f"{kind}.{key}", hints.get(key, Any), value)
         return checked
-    hints = option_hints(builder)
     rules = PRIVACY_RULES if kind == "algorithm" else {}
     types: dict[str, tuple[Any, Any]] = {}
     for key, default in defaults(builder).items():
@@ -189,8 +189,10 @@ def check_options(
     return check_types(types, options, kind)
 
 
-def option_hints(builder: Callable[..., Any]) -> dict[str, Any]:
+def option_types(kind: str, builder: Callable[..., Any]) -> dict[str, Any]:
     """Return the type hints of a builder's options, with their annotated ranges."""
+    if kind in TORCH:
+        return TORCH_TYPES
     in_init = inspect.isclass(builder) and not is_dataclass(builder)
     return hints_of(builder.__init__ if in_init else builder)
 

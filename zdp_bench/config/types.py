@@ -85,6 +85,15 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint, config=ConfigDict(coerce_numbers_to_str=True))
 
 
+def is_valid(hint: Any, value: Any) -> bool:
+    """Return True if a value has a type."""
+    try:
+        _adapter(hint).validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
 def check_value(key: str, hint: Any, value: Any) -> Any:
     """Return a value converted to its type.
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from zdp_bench import records
 from zdp_bench.config.digests import run_digest
-from zdp_bench.config.plugins import option_hints
+from zdp_bench.config.plugins import option_types
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.data.files import Card, card
@@ -161,7 +161,7 @@ def digest_weights_files(config: Run) -> dict[str, str]:
         UserError: a file is missing or cannot be read.
     """
     digests = {}
-    hints = option_hints(lookup("model", config.model.name))
+    hints = option_types("model", lookup("model", config.model.name))
     for name, value in config.model.options.items():
         for mark in getattr(hints[name], "__metadata__", ()):
             if isinstance(mark, WeightsFile) and value not in mark.names:
