@@ -11,6 +11,7 @@ import copy
 import hashlib
 import math
 import time
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ MIN_REREAD = 8
 MAX_REREAD = 1000
 REREAD_SECONDS = 2.0
 MAX_DATASETS = 1000  # number of datasets in another one, such as a ConcatDataset
+DICTIONARIES = (dict, OrderedDict, defaultdict)  # a user's own kind may not be copied
 IMMUTABLE = (bool, int, float, complex, str, bytes, np.generic)
 
 
@@ -259,8 +261,8 @@ def _find_caches(dataset: Any) -> list[_Cache]:
     for part in _datasets_in(dataset):
         attributes = getattr(part, "__dict__", {})
         for name, value in attributes.items():
-            if isinstance(value, dict):
-                caches.append(_Cache(attributes, name, copy.copy(value)))
+            if type(value) in DICTIONARIES:
+                caches.append(_Cache(attributes, name, value.copy()))
     return caches
 
 

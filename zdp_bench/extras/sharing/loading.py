@@ -21,7 +21,7 @@ from zdp_bench.config.schema import PLUGINS, SECTIONS, Plugin, Run
 from zdp_bench.config.words import check_values
 from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.disk import require_regular, write_bytes
-from zdp_bench.errors import UserError, in_one_line
+from zdp_bench.errors import UserError, in_one_line, wrong_type
 from zdp_bench.extras.sharing import folder as files
 from zdp_bench.foreign_files import expect, reading
 from zdp_bench.library import starts
@@ -71,7 +71,8 @@ def load(
         model = build_model(sketch.config, info_of(source))
         representation = find_representation(folder, sketch.config, source, weights)
     if not isinstance(model, nn.Module):
-        raise UserError(f"model={model!r}: pass the network itself, a torch module.")
+        instead = "create the network whose weights the folder has"
+        raise wrong_type("model", model, "a torch.nn module", instead)
     try:
         model.load_state_dict(files.read_weights(folder / files.WEIGHTS))
     except RuntimeError as error:
