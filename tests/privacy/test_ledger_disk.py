@@ -19,6 +19,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.privacy import ledger as module
 from zdp_bench.privacy import ledger_lines, tally
 from zdp_bench.privacy.ledger import Ledger, LedgerError, find_ledgers, set_aside_others
+from zdp_bench.privacy.ledger_lines import MAX_LEDGER
 
 
 class Disk:
@@ -425,6 +426,38 @@ def test_a_ledger_with_a_second_path_is_refused(
         reopen(other)
     other.unlink()
     assert reopen(path).releases == 1
+
+
+def test_a_file_of_any_size_beside_a_ledger_is_no_ledger(path: Path) -> None:
+    """Such as the checkpoint of a large model."""
+    write(path, 0)
+    with open(path.with_name("checkpoint.pt"), "wb") as file:
+        file.write(b"PK")
+        file.truncate(MAX_LEDGER + 1)
+    assert find_ledgers(path.parent) == [path]
+    set_aside_others(path)
+    assert reopen(path).releases == 1
+
+
+def test_a_log_of_metrics_is_no_ledger(path: Path) -> None:
+    write(path, 0)
+    log = path.with_name("metrics.jsonl")
+    log.write_text('{"epoch": 1, "accuracy": 0.9}\n' * 50)
+    log.with_name("lost.jsonl").symlink_to("nowhere")
+    set_aside_others(path)
+    assert reopen(path).releases == 1
+    assert log.exists()
+
+
+def test_a_renamed_ledger_is_one_although_its_head_is_damaged(path: Path) -> None:
+    write(path, 0, 1, 2)
+    _, *lines = path.read_bytes().splitlines(keepends=True)
+    other = path.with_name("before.jsonl")
+    other.write_bytes(b"damage\n" + b"".join(lines))
+    path.unlink()
+    assert find_ledgers(path.parent) == [other]
+    set_aside_others(path)
+    assert reopen(path).releases >= 3
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link"])

@@ -38,8 +38,8 @@ from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.report import papers
 from zdp_bench.training import run
-from zdp_bench.training.plan import Plan
 from zdp_bench.training.interrupts import Stopped
+from zdp_bench.training.plan import Plan
 from zdp_bench.training.progress import Reporter
 from zdp_bench.training.run import Outcome
 from zdp_bench.training.run_folder import settle_replaced, start_anew
@@ -287,7 +287,7 @@ def make_home(home: Path) -> None:
     for folder in (home, home / "nodes" / "00", home / "nodes" / "01"):
         folder.mkdir(parents=True)
         write(folder / "ledger.jsonl", 0, 1)
-    for name in ("record.json", "checkpoint.pt", "nodes/00/notes.txt"):
+    for name in ("record.json", "checkpoint.pt", "nodes/00/notes.txt", "metrics.jsonl"):
         (home / name).write_text("{}")
 
 
@@ -339,6 +339,10 @@ def test_a_kill_while_a_partial_run_is_replaced_loses_nothing_of_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number, is_killed = 0, True
+
+    def start_anew_again() -> None:
+        start_anew(home, keep=True)
+
     while is_killed:
         home = tmp_path / str(number)
         make_home(home)
@@ -346,7 +350,7 @@ def test_a_kill_while_a_partial_run_is_replaced_loses_nothing_of_the_one_before(
         start_anew(home, keep=True)
         write(home / "ledger.jsonl", 0)
         (home / "checkpoint.pt").write_text("of the partial run")
-        is_killed = kill_within(monkeypatch, number, lambda: start_anew(home, keep=True))
+        is_killed = kill_within(monkeypatch, number, start_anew_again)
         settle_replaced(home)
         if (home / "record.json.replaced").exists():  # the partial run's ledger is in place
             assert (home / "checkpoint.pt.replaced").read_text() == "{}"

@@ -64,8 +64,10 @@ from zdp_bench.privacy.ledger_lines import (
     Start,
     Step,
     chain,
+    holds_line,
     make_line,
     open_ledger_file,
+    open_possible_ledger,
     parse,
     read_ledger,
     unreadable,
@@ -602,12 +604,16 @@ def list_set_aside(path: Path) -> list[Path]:
 
 
 def is_ledger(path: Path) -> bool:
-    """Return True if a file is named like a ledger or, under another name, begins like one.
+    """Return True if a file is called ledger.jsonl or, under another name, is written like one.
 
-    The name is enough, so that no ledger is overlooked because its content is damaged.
+    Damage must not hide a ledger. So the name of a run's ledger, set aside or not, is enough. Under
+    another name ending in .jsonl, any intact line is enough; a file of a user's own, such as a log
+    of metrics, has none. Under any other name, the file must begin with a head.
     """
-    if re.fullmatch(r".*\.jsonl(\.\d+)?", path.name):
+    if re.fullmatch(r"ledger\.jsonl(\.\d+)?", path.name):
         return not path.is_dir()
+    if re.fullmatch(r".*\.jsonl(\.\d+)?", path.name):
+        return path.exists() and not path.is_dir() and holds_line(path)
     if path.is_symlink() or not path.is_file():
         return False
     try:
@@ -625,7 +631,7 @@ def _read_head(path: Path) -> Head:
     Raises:
         LedgerError: the first line of the file is not the head of a ledger.
     """
-    with open_ledger_file(path) as file:
+    with open_possible_ledger(path) as file:
         first_line = file.readline(MAX_LINE)
     entry, _ = parse(first_line)
     if not isinstance(entry, Head):

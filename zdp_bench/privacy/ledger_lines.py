@@ -348,16 +348,43 @@ def open_ledger_file(path: Path) -> BufferedReader:
     """Open the file of a ledger for reading.
 
     Raises:
-        UserError: the file cannot be read, so its steps cannot be counted.
+        UserError: the file cannot be read, or is too large, so its steps cannot be counted.
     """
-    try:
-        file = open_regular(path)
-    except OSError as error:
-        raise unreadable(error) from None
+    file = open_possible_ledger(path)
     if os.fstat(file.fileno()).st_size > MAX_LEDGER:
         file.close()
         raise UserError(f"{path}: is larger than any ledger, so its steps cannot be counted.")
     return file
+
+
+def open_possible_ledger(path: Path) -> BufferedReader:
+    """Open a file of any size that may be a ledger.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    try:
+        return open_regular(path)
+    except OSError as error:
+        raise unreadable(error) from None
+
+
+def holds_line(path: Path) -> bool:
+    """Return True if any line of a file is an intact line of a ledger, of this version or another.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    with open_possible_ledger(path) as file:
+        for content in lines_of(file):
+            try:
+                parse(content)
+            except OtherVersionError:
+                return True
+            except LedgerError:
+                continue
+            return True
+    return False
 
 
 def unreadable(error: OSError) -> UserError:

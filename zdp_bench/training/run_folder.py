@@ -143,7 +143,7 @@ def start_anew(home: Path, keep: bool = False) -> None:
             already, the files of the present one, which did not finish, are deleted instead.
     """
     files = [path for path in home.rglob("*") if not path.is_dir()]
-    ledgers = [path for path in files if path.name.endswith(".jsonl")]
+    ledgers = [path for path in files if path.name.endswith(".jsonl") and is_ledger(path)]
     is_kept = any(path.name.endswith(REPLACED) for path in files)
     if keep and not is_kept:
         for ledger in ledgers:
@@ -193,7 +193,7 @@ def settle_replaced(home: Path) -> None:
     # Where nothing has that name, the ledger has not been renamed yet, or is restored already.
     in_place = {aside.with_suffix("") for aside in asides if not aside.exists()}
     new_ledgers = [path for path in home.rglob("*.jsonl") if path not in in_place]
-    if kept and any(has_steps(path) for path in new_ledgers):
+    if kept and any(is_ledger(path) and has_steps(path) for path in new_ledgers):
         is_finished = (home / "record.json").exists()
         for path in kept:
             if is_finished or (path in markers and not _original_of(path).exists()):
