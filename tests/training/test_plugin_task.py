@@ -1,8 +1,12 @@
 """A task of another package, whose metric is an error: it is judged in the metric's direction."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from tests.tasks.plugin import MAE, WORDS, DigitByNumber, register_task
 from tests.training.test_run import carry_out
@@ -71,3 +75,50 @@ def test_a_headline_without_a_declaration_or_with_two_is_refused(
     with pytest.raises(UserError, match=sentence):
         carry_out(tmp_path, *WORDS)
     assert not list(tmp_path.glob("runs/*/*/ledger.jsonl"))
+
+
+def replace_metrics(change: Callable[[dict[str, float]], dict[str, Any]]) -> type:
+    """Return a task whose metrics are those of `DigitByNumber`, changed."""
+
+    def metrics(self: DigitByNumber, *args: Any) -> dict[str, Any]:
+        return change(DigitByNumber.metrics(self, *args))
+
+    return type("Other", (DigitByNumber,), {"metrics": metrics})
+
+
+PLATEAU = ["scheduler=reduce_on_plateau", "dataset.validation_share=0.2"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "sentence"),
+    [
+        (lambda m: {"error": 1.0}, [], r"`metrics` returns error, and not 'mae', the task's head"),
+        (lambda m: m | {"mae": torch.tensor(1.0)}, [], "returns a Tensor for 'mae', which a rec"),
+        (lambda m: {"mae": m["mae"]}, PLATEAU, "returns mae, and not 'loss', by which scheduler="),
+        (lambda m: {"mae": m["absent"]}, [], r"cannot be computed .*'absent'.* `Other\.metrics`"),
+    ],
+)
+def test_metrics_that_cannot_be_recorded_are_refused_before_the_first_step(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[dict[str, float]], dict[str, Any]],
+    words: list[str],
+    sentence: str,
+) -> None:
+    """They ended the run after its last step, or after its first epoch, without a record."""
+    register_task(monkeypatch, replace_metrics(change))
+    with pytest.raises(UserError, match=sentence):
+        carry_out(tmp_path, *WORDS, *words)
+    assert not list(tmp_path.glob("runs/*/*/ledger.jsonl"))
+
+
+def test_metrics_that_need_many_examples_are_computed_on_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def metrics(self: DigitByNumber, outputs: Tensor, targets: Tensor, *groups: Any) -> Any:
+        if len(targets) <= 16:
+            raise ValueError("not all classes")
+        return DigitByNumber.metrics(self, outputs, targets)
+
+    register_task(monkeypatch, type("Other", (DigitByNumber,), {"metrics": metrics}))
+    assert carry_out(tmp_path, *WORDS).record.document["headline"]["name"] == "mae"

@@ -53,7 +53,7 @@ class Task(Protocol):
     def metrics(
         self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None
     ) -> dict[str, float]:
-        """Return the value of each metric over a whole set.
+        """Return the value of each metric over a whole set, as floats.
 
         Args:
             outputs: outputs for all examples, [n, ...].

@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from zdp_bench import records
-from zdp_bench.data import Source
-from zdp_bench.errors import UserError
+from zdp_bench import records, registry
+from zdp_bench.config.schema import Run
+from zdp_bench.data import Part, Source
+from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch
 from zdp_bench.nn.memory_format import arrange
 from zdp_bench.nn.precision import float32_forward
@@ -71,6 +72,61 @@ def evaluate(
     if not torch.isfinite(outputs).all():
         return {"loss": math.nan}
     return task.metrics(outputs, targets, test.groups)
+
+
+def check_metrics(
+    config: Run,
+    model: nn.Module,
+    task: Task,
+    test: Source,
+) -> None:
+    """Reject a task whose metrics could not be recorded, before any step spends ε on it.
+
+    Metrics that fail on a few examples, such as those that need every class, are computed on the
+    whole set. Our own tasks are tested, so that their metrics are not computed here.
+
+    Args:
+        config: the run's configuration.
+        model: the initial model, on the CPU.
+        task: the task, which defines the metrics.
+        test: the public set.
+
+    Raises:
+        UserError: `metrics` fails, does not return the headline or the loss that a schedule needs,
+            or returns a value that is not a float.
+    """
+    name = config.task.name
+    if registry.package_of("task", name) == "zdp_bench":
+        return
+    few = Part(test, torch.arange(min(QUICK, len(test))))
+    cpu = torch.device("cpu")
+    try:
+        try:
+            outputs, targets = predict(model, task, few, cpu)
+            metrics = task.metrics(outputs, targets, few.groups)
+        except Exception:
+            outputs, targets = predict(model, task, test, cpu)
+            metrics = task.metrics(outputs, targets, test.groups)
+    except Exception as error:
+        raise UserError(
+            f"task={name}: its metrics cannot be computed before the first step: "
+            f"{first_line(error)} Correct `{type(task).__name__}.metrics`."
+        ) from error
+    needed = {task.headline: "the task's headline"}
+    if config.scheduler and config.scheduler.name == "reduce_on_plateau":
+        needed |= {"loss": "by which scheduler=reduce_on_plateau sets the rate"}
+    for metric, use in needed.items():
+        if metric not in metrics:
+            raise UserError(
+                f"task={name}: `metrics` returns {', '.join(metrics)}, and not '{metric}', {use}. "
+                "Return it as a float, or choose another."
+            )
+    for metric, value in metrics.items():
+        if not isinstance(value, int | float):
+            raise UserError(
+                f"task={name}: `metrics` returns a {type(value).__name__} for '{metric}', which a "
+                "record cannot hold. Return float(...) of it."
+            )
 
 
 class DivergedError(UserError):

@@ -51,6 +51,7 @@ from zdp_bench.training.build import (
     zeros_like,
 )
 from zdp_bench.training.distributed import ALONE, Ranks
+from zdp_bench.training.evaluation import check_metrics
 from zdp_bench.training.machine import arithmetic, pick_device
 from zdp_bench.training.plan import UNIT, Patients, Plan
 from zdp_bench.training.public_start import PublicStart, digest_weights_files, find_start
@@ -201,6 +202,8 @@ class ModelSetup:
             start.require_apart(data)
             start.load_into(model)
         check_fit(config, model, task, data)
+        if isinstance(data, Splits):
+            check_metrics(config, model, task, data.test)
         model = model.to(device)
         optimizer = build_optimizer(config, model)
         return ModelSetup(
