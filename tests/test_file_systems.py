@@ -266,3 +266,36 @@ def test_a_folder_that_another_user_may_not_write_is_one_sentence(shared: Path) 
     said = as_nobody(write)
     assert said.startswith("PermissionError: "), said  # which the command line puts in a sentence
     assert str(shared) in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["validate", "recipe=~nobody-of-this-name/x.yaml"],
+        ["run", "recipe=quickstart", "paths.results='~nobody-of-this-name/x'"],
+        [
+            "validate",
+            "recipe=quickstart",
+            "dataset=folder",
+            "dataset.path='~nobody-of-this-name/x'",
+        ],
+        ["data", "check", "mnist", "--root", "~nobody-of-this-name/x"],
+        ["reproduce", "cost", "paths.results='~nobody-of-this-name/x'"],
+    ],
+    ids=" ".join,
+)
+def test_a_home_folder_that_is_not_there_is_named(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended in a traceback of pathlib."""
+    code, _, error = command(capsys, *words)
+    assert code == 2
+    assert "~nobody-of-this-name/x" in error
+    assert "there is no such home folder; write the path without ~" in error
+
+
+def test_only_one_function_reads_the_home_folder() -> None:
+    """Each caller of `expanduser` needs its sentence."""
+    package = Path(disk.__file__).parent
+    callers = [path for path in package.rglob("*.py") if "expanduser(" in path.read_text()]
+    assert callers == [Path(disk.__file__)]

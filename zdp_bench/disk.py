@@ -22,6 +22,16 @@ from zdp_bench.foreign_files import open_regular
 PATIENCE = 5.0  # seconds of waiting for a lock before a message is printed
 
 
+def expand_home(path: str | Path) -> Path:
+    """Return a path whose leading ~ or ~user is replaced by that home folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # there is no such user, or the environment names no home
+        raise UserError(
+            f"{path}: there is no such home folder; write the path without ~."
+        ) from None
+
+
 def name_partial(path: Path) -> Path:
     """Return a new, hidden path beside `path`, to write to before renaming to `path`.
 

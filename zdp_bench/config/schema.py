@@ -12,6 +12,7 @@ from annotated_types import Ge, Interval, Len, MinLen
 from pydantic import AfterValidator
 
 from zdp_bench.config.types import SHARE, Count, Positive, Threads
+from zdp_bench.disk import expand_home
 from zdp_bench.privacy.mechanism import MAX_COUNT
 
 
@@ -266,11 +267,11 @@ class Run(Scalars):
 
     @property
     def data_root(self) -> Path:
-        return Path(self.paths.data).expanduser()
+        return expand_home(self.paths.data)
 
     @property
     def results(self) -> Path:
-        return Path(self.paths.results).expanduser()
+        return expand_home(self.paths.results)
 
 
 SECTIONS: dict[str, type] = {

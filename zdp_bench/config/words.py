@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from zdp_bench.config.compose import files, group_options
 from zdp_bench.config.plugins import plugin_keys
 from zdp_bench.config.schema import GROUPS, PLUGINS, SECTIONS, Scalars
+from zdp_bench.disk import expand_home
 from zdp_bench.errors import UserError, first_line, unknown
 from zdp_bench.foreign_files import parse_yaml, read_text
 
@@ -199,7 +200,7 @@ def _require_names_of_one_file(word: str, file_names: list[str]) -> None:
     """Reject two files of one name: Hydra and the records would take them for one recipe."""
     path_of: dict[str, Path] = {}  # recipe's name -> its file
     for file_name in file_names:
-        path = Path(file_name).expanduser()
+        path = expand_home(file_name)
         if path_of.setdefault(path.stem, path).resolve() != path.resolve():
             raise UserError(
                 f"{word}: two files have the name {path.stem}, under which their runs would be "
@@ -209,9 +210,9 @@ def _require_names_of_one_file(word: str, file_names: list[str]) -> None:
 
 def _adopt(value: str) -> str:
     """Register a recipe from a file with Hydra, and return its name. Return a name unchanged."""
-    path, word = Path(value).expanduser(), f"recipe={value}"
     if not is_file_name(value):
         return value
+    path, word = expand_home(value), f"recipe={value}"
     text = read_text(path, MAX_TEXT)
     if not re.fullmatch(r"[A-Za-z]\w*", path.stem) or path.stem in {*NOT_NAMES, *files("recipe")}:
         raise UserError(

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from annotated_types import Interval
 from torch import Tensor, nn
 
+from zdp_bench.disk import expand_home
 from zdp_bench.errors import UserError, first_line, require
 from zdp_bench.foreign_files import Unfit, parse_weights, read_bytes
 from zdp_bench.models import WeightsFile, Width, image_shape
@@ -171,7 +172,7 @@ def _path_of(source: str) -> Path:
 
     name = Path(ResNet18_Weights.IMAGENET1K_V1.url).name
     downloaded = Path(torch.hub.get_dir()) / "checkpoints" / name
-    return downloaded if source == IMAGENET else Path(source).expanduser()
+    return downloaded if source == IMAGENET else expand_home(source)
 
 
 def _weights(source: str) -> dict[str, Tensor]:

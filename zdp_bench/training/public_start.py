@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -20,6 +19,7 @@ from zdp_bench.config.plugins import option_types
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.data.files import Card, card
+from zdp_bench.disk import expand_home
 from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.foreign_files import Unfit, parse_as, read_bytes
 from zdp_bench.models import WeightsFile
@@ -173,7 +173,7 @@ def digest_weights_files(config: Run) -> dict[str, str]:
 
 def _read_weights_file(key: str, value: str, mark: WeightsFile) -> bytes:
     try:
-        return read_bytes(Path(value).expanduser(), mark.max_bytes)
+        return read_bytes(expand_home(value), mark.max_bytes)
     except FileNotFoundError:
         raise UserError(
             f"{key}={value}: file not found. Set it to the path of a file of weights, or one of "

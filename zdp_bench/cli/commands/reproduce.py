@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from zdp_bench.cli.arguments import RESULTS, add_overrides, print_sheet
+from zdp_bench.disk import expand_home
 from zdp_bench.errors import UserError, unknown
 
 GROUP = "reproduce"
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     overrides = [word for word in options.overrides if word not in (*settings, *folders)]
     results = RESULTS
     if folders:
-        results = Path(str(parse_words(folders)[-1].value())).expanduser()
+        results = expand_home(str(parse_words(folders)[-1].value()))
     require_writable(results)
     if options.seeds is not None and options.seeds < 1:
         raise UserError(f"--seeds {options.seeds}: must be at least 1.")

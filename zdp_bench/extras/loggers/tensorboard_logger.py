@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from zdp_bench.disk import expand_home
 from zdp_bench.records import Record, to_json
 from zdp_bench.training.loggers import LoggedRun
 
@@ -25,7 +26,7 @@ class TensorboardLogger:
 
     def start(self, run: LoggedRun) -> None:
         """Open the run's folder; evaluations that a resumed run repeats are replaced."""
-        folder = Path(self._folder or run.results / "tensorboard").expanduser()
+        folder = expand_home(self._folder or run.results / "tensorboard")
         self._writer = self._writer_class(
             folder / run.recipe / run.identity, purge_step=run.steps_done + 1
         )

@@ -26,6 +26,7 @@ from zdp_bench.data.augmentation import augmentation
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import BadExamples
 from zdp_bench.data.kspace import SSIM_WINDOW
+from zdp_bench.disk import expand_home
 from zdp_bench.errors import UserError, require
 from zdp_bench.extras.own_data import readers
 from zdp_bench.extras.own_data.listing import (
@@ -165,7 +166,7 @@ class Folder(Form, Dataset):
             validation=validation if len(validation) else None,
             unit=listing.unit,
             owner_names=names,
-            title=Path(self.path or "").expanduser().absolute().name,
+            title=expand_home(self.path or "").absolute().name,
         )
 
     def info(self, root: Path) -> DatasetInfo:
@@ -191,7 +192,7 @@ class Folder(Form, Dataset):
         picture = readers.PICTURE
         # A picture that needs an option, such as a window, is reported once, not for each file.
         has_reported_option = False
-        for item in find_items(Path(self.path), self.patient):
+        for item in find_items(expand_home(self.path), self.patient):
             paths = [path for path in (item.path, item.partner) if path]
             for path, problem in files.try_each(paths, readers.check):
                 is_sound = path == item.path and not problem
@@ -209,7 +210,7 @@ class Folder(Form, Dataset):
             raise UserError(
                 "dataset.path=null: set the path of your data, such as dataset.path=./scans."
             )
-        path = Path(self.path).expanduser()
+        path = expand_home(self.path)
         items = find_items(path, self.patient)
         kind = self._find_kind(items)
         self._require_options(kind, items[0].path)

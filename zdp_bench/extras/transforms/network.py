@@ -20,6 +20,7 @@ from annotated_types import Interval, Len
 from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
+from zdp_bench.disk import expand_home
 from zdp_bench.errors import UserError, in_one_line, require
 from zdp_bench.extras.transforms.normalisation import (
     Normalise,
@@ -195,7 +196,7 @@ def _load(
     if weights == "package":
         path, facts = _find_package(name)
     else:
-        path = Path(weights).expanduser()
+        path = expand_home(weights)
         facts = {"weights": path.name, "licence": "of the file's owner", "file": True}
     num_bytes = sum(tensor.nbytes for tensor in network.state_dict().values())
     content = _read(path, weights, 2 * num_bytes + MAX_TEXT)  # at most, they are in float64
