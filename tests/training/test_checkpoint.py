@@ -1,11 +1,13 @@
 """A checkpoint is written whole, and a changed one is refused before it costs anything."""
 
+import errno
 import io
 import zipfile
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -105,6 +107,9 @@ def change(**values: Any) -> Callable[[Path], None]:
         change(step="1"),
         change(ledger=["a", None]),
         change(ledger=[]),
+        change(ledger=["x", "y"]),
+        change(ledger=["5", "d"]),
+        change(ledger=[1, 2]),
         change(carried={"bound": "1"}),
         change(format=0),
         change(more=1),
@@ -114,6 +119,68 @@ def test_a_changed_file_is_refused(path: Path, damage: Callable[[Path], None]) -
     damage(path)
     with pytest.raises(UserError, match="is damaged"):
         checkpoint.load(path, "run")
+
+
+def refuse_memory(*_: Any, **__: Any) -> None:
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+
+
+def refuse_to_read(*_: Any, **__: Any) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (refuse_memory, "memory ran out"),
+        (refuse_to_read, "Input/output error"),
+        (None, "symbolic links"),
+    ],
+)
+def test_an_intact_file_that_the_system_refuses_is_not_called_damaged(
+    path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[..., None] | None, reason: str
+) -> None:
+    """Starting again, which is the advice for a damaged one, would lose the run."""
+    if fault:
+        monkeypatch.setattr(torch, "load", fault)
+    else:
+        path.unlink()
+        path.symlink_to(path.name)
+    with pytest.raises(
+        UserError, match=rf"checkpoint\.pt: cannot be loaded \(.*{reason}"
+    ) as refusal:
+        checkpoint.load(path, "run")
+    assert "force" not in str(refusal.value)
+
+
+class Moments(NamedTuple):
+    mean: torch.Tensor
+    count: int
+
+
+def test_a_named_tuple_in_a_state_is_saved_and_loaded(path: Path) -> None:
+    state = {"state": {0: Moments(torch.ones(2), 3), 1: torch.Size([2, 3])}}
+    checkpoint.save(path, replace(STATE, optimizer=state))
+    loaded = checkpoint.load(path, "run")
+    assert loaded is not None
+    (mean, count), size = loaded.optimizer["state"].values()
+    assert torch.equal(mean, torch.ones(2))
+    assert (count, size) == (3, torch.Size([2, 3]))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda number: np.array([1.0, number]),
+        lambda number: np.append(np.zeros(2000), [number, *np.zeros(2000)]),
+        lambda number: np.array([torch.tensor([number], dtype=torch.float64), None], object),
+        lambda number: deque([torch.tensor([number], dtype=torch.float64)]),
+    ],
+)
+def test_the_digest_of_a_state_covers_every_bit(make: Callable[[float], Any]) -> None:
+    digests = {checkpoint.state_digest({"x": make(number)}) for number in (1.0, 1.0 + 1e-12)}
+    assert len(digests) == 2
+    assert checkpoint.state_digest({"x": make(1.0)}) in digests
 
 
 @pytest.mark.parametrize(

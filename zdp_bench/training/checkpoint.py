@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import warnings
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -17,6 +20,7 @@ from zdp_bench import disk
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.foreign_files import Shape, misfits, open_regular, require_stored
 from zdp_bench.privacy.tally import Position
+from zdp_bench.training.interrupts import explain_memory_error
 from zdp_bench.training.memory_layout import has_repeats, separate_numbers
 
 _FORMAT = 2  # version of the file format
@@ -24,7 +28,7 @@ ADVICE = "Add force=true to start again; the steps in its ledger still count."
 _SHAPE: Shape = {
     "run": str,
     "step": int,
-    "ledger": [int | str],
+    "ledger": list,  # a number and a digest
     "epochs": [{"step": int}],
     **dict.fromkeys(("model", "optimizer", "scheduler", "nodes", "last", "built"), dict),
     "carried": {str: int | float},
@@ -152,9 +156,12 @@ def state_digest(*states: dict[str, Any]) -> str:
             for key in sorted(node, key=str):
                 chain.update(f"{key!r}:".encode())
                 take(node[key])
-        elif isinstance(node, list | tuple):
+        elif isinstance(node, list | tuple | deque):
             for entry in node:
                 take(entry)
+        elif isinstance(node, np.ndarray):  # its text has eight digits, and not every number
+            chain.update(f"{node.dtype.str}{node.shape}".encode())
+            take(node.tolist() if node.dtype.hasobject else node.tobytes())
         else:
             chain.update(repr(node).encode())
         chain.update(b";")
@@ -184,7 +191,9 @@ def _write_out(node: Any) -> Any:
     if isinstance(node, dict):
         return {key: _write_out(entry) for key, entry in node.items()}
     if isinstance(node, list | tuple):
-        return type(node)(map(_write_out, node))
+        # A subclass, such as a named tuple, could be saved, but not loaded.
+        kind = next(kind for kind in (torch.Size, tuple, list) if isinstance(node, kind))
+        return kind(map(_write_out, node))
     return node
 
 
@@ -211,14 +220,21 @@ def load(
             require_stored(file)
             body = torch.load(file, weights_only=True, map_location="cpu")
         _require_plain(body)
-        if body.pop("format") != _FORMAT or [*misfits(body, _SHAPE)]:
+        releases, digest = body["ledger"]
+        has_position = type(releases) is int and isinstance(digest, str)
+        if body.pop("format") != _FORMAT or [*misfits(body, _SHAPE)] or not has_position:
             raise ValueError("another format")
-        checkpoint = Checkpoint(**body | {"ledger": Position(*body["ledger"])})
+        checkpoint = Checkpoint(**body | {"ledger": Position(releases, digest)})
     except FileNotFoundError:
         return None
     except UserError:  # it is not a file
         raise
-    except Exception:  # on a file that was changed, torch may raise any error
+    except Exception as error:  # on a file that was changed, torch may raise any error
+        if reason := _name_refusal(error):
+            raise UserError(
+                f"{path}: cannot be loaded ({reason}). The file may be intact: remove the cause "
+                "and run the command again."
+            ) from None
         raise UserError(
             f"{path}: is damaged, or not a checkpoint of this version of zdp-bench. {advice}"
         ) from None
@@ -227,6 +243,16 @@ def load(
             f"{path}: belongs to run {checkpoint.run[:12]}, not to {run[:12]}. {advice}"
         )
     return checkpoint
+
+
+def _name_refusal(error: Exception) -> str:
+    """Return why the system refused to read a file; "" if the content of the file is the cause."""
+    if explain_memory_error(error):
+        return "memory ran out"
+    # Of a file that was changed, torch may seek an invalid position.
+    if isinstance(error, OSError) and error.strerror and error.errno != errno.EINVAL:
+        return error.strerror
+    return ""
 
 
 def _require_plain(node: Any) -> None:
