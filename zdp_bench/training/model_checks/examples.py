@@ -29,13 +29,13 @@ class Source:
     Attributes:
         inputs: public examples [n, ...]. If n = 0, random numbers of this shape are drawn instead.
         targets: their targets [n, ...].
-        classes: number of classes, below which integers in targets are drawn. None if they are not
-            known to be classes; they are then drawn like integers in inputs.
+        takes_zero: whether the loss takes targets that are a single 0. Otherwise, as for lengths,
+            single integers are 1.
     """
 
     inputs: Tensor
     targets: Tensor
-    classes: int | None
+    takes_zero: bool
 
     @property
     def is_public(self) -> bool:
@@ -43,7 +43,8 @@ class Source:
 
     def draw(self, examples: int) -> Batch:
         """Return a number of examples, the same at every call."""
-        return _draw(self.inputs, examples, None), _draw(self.targets, examples, self.classes)
+        inputs = _draw(self.inputs, examples, with_zero=False)
+        return inputs, _draw(self.targets, examples, self.takes_zero)
 
 
 def find_source(
@@ -77,15 +78,14 @@ def find_source(
         try:
             twin = copy_apart(model)
             with takes_parts(twin):
-                output = twin(_draw(inputs, SAMPLES, None)).detach()
-            classes = _count_classes(output)
-        except Exception:  # the check will name the layer that fails
-            return Source(inputs, targets, 2)
-        try:
-            PerExample(per_example(loss).loss)(output, _draw(targets, SAMPLES, classes))
-        except Exception:  # integers in targets may be lengths instead of classes
-            return Source(inputs, targets, None)
-    return Source(inputs, targets, classes)
+                output = twin(_draw(inputs, SAMPLES, with_zero=False)).detach()
+            # An invalid target raises an error on the CPU. On a GPU, all later calls would fail.
+            trial_targets = _draw(targets, SAMPLES, with_zero=True).cpu()
+            losses = PerExample(per_example(loss).loss)(output.cpu(), trial_targets)
+            takes_zero = bool(losses.isfinite().all())
+        except Exception:  # the check will name the layer that fails, or what the loss cannot take
+            takes_zero = False
+    return Source(inputs, targets, takes_zero)
 
 
 def _require_kind(name: str, probe: Tensor, expected: Tensor) -> None:
@@ -120,31 +120,22 @@ def _describe_example(part: Tensor) -> str:
     return describe(map_leaves(lambda leaf: leaf.new_empty(leaf.shape[1:]), part))
 
 
-def _count_classes(output: Tensor) -> int:
-    """Return a number of classes that are valid for a model's output, at least 2.
-
-    Which dimension of [B, ...] is that of the classes depends on the loss. The smallest dimension
-    has no more than the loss expects. `F.ctc_loss` does not check targets: a class that is too
-    large makes it overwrite memory.
-    """
-    return max(2, min(output.shape[1:], default=2))
-
-
 def _draw(
     part: Tensor,
     examples: int,
-    classes: int | None,
+    with_zero: bool,
 ) -> Tensor:
-    """Return a number of examples from `part`, repeated as needed, or random ones if it is empty.
+    """Return a number of examples from `part`, repeated as needed, or made-up ones if it is empty.
 
-    Random real numbers are uniform in [0, 1), complex ones normal. Integers are drawn below
-    `classes`. Without classes, they alternate between 0 and 1, so that no mask is 0 everywhere. A
-    single integer per example is 1, which is a valid length.
+    Real numbers are uniform in [0, 1), complex ones normal. Integers are 0 and 1 in turn, so that no
+    mask is 0 everywhere. Larger ones could lie beyond the classes or words that model and loss know,
+    and not all of torch's functions check that: `F.ctc_loss` then overwrites memory.
 
     Args:
         part: inputs or targets [n, ...]; if n = 0, only its shapes and dtypes are used.
         examples: number of examples.
-        classes: number of classes, or None.
+        with_zero: whether integers of which each example has one, [n], are 1 and 0 in turn.
+            Otherwise they are 1, which is a valid length.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -152,19 +143,17 @@ def _draw(
         if len(leaf):
             return leaf[torch.arange(examples) % len(leaf)]
         shape, dtype = (examples, *leaf.shape[1:]), leaf.dtype
+        example = torch.arange(examples)
         if dtype.is_complex:
             values = torch.randn(shape, dtype=dtype, generator=generator)
         elif dtype.is_floating_point:
             values = torch.rand(shape, dtype=dtype, generator=generator)
-        elif classes is not None and dtype != torch.bool:
-            values = torch.randint(0, classes, shape, generator=generator)
         elif len(shape) == 1:
-            values = torch.ones(shape)
+            values = (example + 1) % 2 if with_zero else torch.ones(shape)
         else:
             entry = torch.arange(leaf.shape[1:].numel()).view(1, *shape[1:])
             singleton_dims = [1] * (leaf.dim() - 1)
-            example = torch.arange(examples).view(-1, *singleton_dims)
-            values = (entry + example) % 2
+            values = (entry + example.view(-1, *singleton_dims)) % 2
         return values.to(leaf.device, dtype)
 
     return map_leaves(draw, part)
