@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +16,13 @@ from torch import Tensor
 
 from zdp_bench.privacy import noise
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
-from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, White, add_noise, draw
+from zdp_bench.privacy.noise import SecureNoise, SeededNoise, White, add_noise, draw
 from zdp_bench.privacy.normal_stream import Request, add_normals, hash_key
 
+WhiteSource = SeededNoise | SecureNoise
+
 CPU = torch.device("cpu")
-SOURCES = [SeededNoise(7), SecureNoise(), noise.HedgedNoise("7")]
+SOURCES = [SeededNoise(7), SecureNoise()]
 # Standard errors allowed, and the p-value below which a test of fit fails: the secure source draws
 # anew in every run, and a false alarm should come once in ten million runs.
 Z = 6.5
@@ -26,8 +30,8 @@ P = 1e-10
 SAMPLES = 200_000
 
 
-@pytest.fixture(params=SOURCES, ids=["seeded", "secure", "hedged"])
-def source(request: pytest.FixtureRequest) -> NoiseSource:
+@pytest.fixture(params=SOURCES, ids=["seeded", "secure"])
+def source(request: pytest.FixtureRequest) -> WhiteSource:
     return request.param
 
 
@@ -43,7 +47,7 @@ def alone(*blocks: Block) -> Mechanism:
     return Mechanism(blocks, Sampling("poisson", 0.1, 10.0, 100))
 
 
-def white(source: NoiseSource, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def white(source: WhiteSource, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """`count` standard normal numbers."""
     numbers = torch.zeros(count, dtype=dtype)
     source.add_white(White(numbers, 1.0, (0, "w")))
@@ -86,7 +90,7 @@ def correlated(rho: float) -> list[list[float]]:
     ],
 )
 def test_each_kind_has_its_covariance(
-    source: NoiseSource, kind: NoiseKind, more: dict[str, float], law: object
+    source: WhiteSource, kind: NoiseKind, more: dict[str, float], law: object
 ) -> None:
     drawn = coordinates(draw(block(kind, (SAMPLES, 2), **more), source, 0, CPU))
     assert_covariance(drawn, 2.5**2 * torch.tensor(law, dtype=torch.float64))
@@ -96,7 +100,7 @@ def test_each_kind_has_its_covariance(
 
 @pytest.mark.parametrize(("shape", "dims"), [((6,), (1,)), ((2, 3), (1, 2)), ((2, 5), (2,))])
 def test_hermitian_noise_is_the_unitary_transform_of_white_noise(
-    source: NoiseSource, shape: tuple[int, ...], dims: tuple[int, ...]
+    source: WhiteSource, shape: tuple[int, ...], dims: tuple[int, ...]
 ) -> None:
     spectra = draw(block("hermitian", (40_000, *shape), fft_dims=dims, wide=True), source, 0, CPU)
     signals = torch.fft.ifftn(spectra, dim=dims, norm="ortho")
@@ -111,7 +115,7 @@ def test_hermitian_noise_is_the_unitary_transform_of_white_noise(
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_the_law_is_normal(source: NoiseSource, wide: bool) -> None:
+def test_the_law_is_normal(source: WhiteSource, wide: bool) -> None:
     """Kolmogorov-Smirnov, and the fourth moment, which the distance hardly feels."""
     complex_numbers = draw(block("circular", (SAMPLES // 2,), std=1.0, wide=wide), source, 3, CPU)
     drawn = coordinates(complex_numbers).flatten().numpy()
@@ -121,7 +125,7 @@ def test_the_law_is_normal(source: NoiseSource, wide: bool) -> None:
     assert real.dtype == (torch.float64 if wide else torch.float32)
 
 
-def test_std_zero_and_empty_blocks_are_quiet(source: NoiseSource) -> None:
+def test_std_zero_and_empty_blocks_are_quiet(source: WhiteSource) -> None:
     assert not draw(Block("w", (5,), "float32", math.inf, 0.0, "none"), source, 0, CPU).any()
     assert not draw(block("circular", (4,), std=0.0), source, 0, CPU).any()
     assert draw(block("circular", (0, 3)), source, 0, CPU).shape == (0, 3)
@@ -137,14 +141,14 @@ def assert_independent(streams: list[Tensor]) -> None:
         assert abs(float(a @ b)) < Z / math.sqrt(a.numel())
 
 
-def test_steps_blocks_and_draws_are_independent(source: NoiseSource) -> None:
+def test_steps_blocks_and_draws_are_independent(source: WhiteSource) -> None:
     named = [Block(name, (20_000,), "float32", 1.0, 1.0, "real") for name in ("a", "b", "a.b")]
     assert_independent(
         [draw(one, source, step, CPU) for one in named for step in (0, 1, 2, 10, 12, 1_000_000)]
     )
 
 
-def test_neighbouring_entries_are_independent(source: NoiseSource) -> None:
+def test_neighbouring_entries_are_independent(source: WhiteSource) -> None:
     """A lag of one entry, and of one chunk of the secure source."""
     drawn = white(source, 2**20, torch.float64)
     for lag in (1, 2, 2**17, 2**18, 2**19):
@@ -215,8 +219,9 @@ def test_noise_that_is_asked_for_together_has_the_bits_of_each_asked_alone() -> 
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("factor", [0.3, 2.0])
+@pytest.mark.parametrize("source", [*SOURCES, noise.HedgedNoise("7")])
 def test_a_sum_may_be_lazily_conjugated_and_multiplied_as_noise_is_laid_over_it(
-    kind: NoiseKind, factor: float, lazy: bool, wide: bool, source: NoiseSource
+    kind: NoiseKind, factor: float, lazy: bool, wide: bool, source: noise.NoiseSource
 ) -> None:
     more = {"correlated": {"rho": 0.5}, "hermitian": {"fft_dims": (0, 1)}}.get(kind, {})
     of = block(kind, (60, 71), std=0.0 if kind == "none" else 2.5, wide=wide, **more)
@@ -238,7 +243,7 @@ def test_a_sum_may_be_lazily_conjugated_and_multiplied_as_noise_is_laid_over_it(
         assert size == pytest.approx(factor * of.std * parts, rel=0.2)
 
 
-def test_the_tails_are_those_of_a_normal_law(source: NoiseSource) -> None:
+def test_the_tails_are_those_of_a_normal_law(source: WhiteSource) -> None:
     """Counts beyond 3, 4 and 4.5 standard deviations against their exact binomial tails."""
     drawn = white(source, 2_000_000).numpy()
     for far in (3.0, 4.0, 4.5):
@@ -324,7 +329,7 @@ def test_the_stream_of_a_gpu_gives_each_request_its_scale_and_each_key_its_noise
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", ["real", "circular", "hermitian"])
-def test_noise_on_a_gpu_has_the_same_law(source: NoiseSource, kind: NoiseKind) -> None:
+def test_noise_on_a_gpu_has_the_same_law(source: WhiteSource, kind: NoiseKind) -> None:
     more = {"fft_dims": (1,)} if kind == "hermitian" else {}
     one, cuda = block(kind, (SAMPLES, 2), **more), torch.device("cuda")
     drawn = draw(one, source, 0, cuda)
@@ -357,6 +362,43 @@ def test_hedged_noise_is_shared_by_equal_sums_alone(order: tuple[int, int]) -> N
     other[7, 0] = other[7, 0].nextafter(torch.tensor(torch.inf))
     for different in (noise_on(other), noise_on(sums, "another")):
         assert abs(float((own * different).mean())) < Z / math.sqrt(5000)
+
+
+def test_noise_of_every_kind_is_keyed_by_the_whole_sum() -> None:
+    """One bit of a block, of any kind, gives all blocks other noise."""
+    shape = (40, 50)
+    kinds: list[tuple[NoiseKind, dict[str, Any]]] = [
+        ("real", {}),
+        ("circular", {}),
+        ("correlated", {"rho": 0.3}),
+        ("real_on_complex", {}),
+        ("hermitian", {"fft_dims": (1,)}),
+    ]
+    blocks = [replace(block(kind, shape, wide=True, **more), name=kind) for kind, more in kinds]
+    generator = torch.Generator().manual_seed(1)
+    sums = {
+        of.name: torch.randn(shape, dtype=getattr(torch, of.dtype), generator=generator)
+        for of in blocks
+    }
+
+    def noise_on(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        total = {name: value.clone() for name, value in given.items()}
+        return add_noise(total, alone(*blocks), noise.HedgedNoise("key"), 0)
+
+    own = noise_on(sums)
+    assert all(torch.equal(value, own[name]) for name, value in noise_on(sums).items())
+    for changed in sums:
+        other = {name: value.clone() for name, value in sums.items()}
+        number = noise.real_view(other[changed]).view(-1)[7:8]
+        number.copy_(number.nextafter(torch.full((1,), torch.inf, dtype=number.dtype)))
+        for name, value in noise_on(other).items():
+            assert_independent([own[name].real - sums[name].real, value.real - sums[name].real])
+
+
+def test_noise_keyed_by_the_sum_is_not_correlated_over_steps() -> None:
+    banded = replace(MECHANISM, sampling=replace(MECHANISM.sampling, cycle=2), strategy=(1.0, 0.5))
+    with pytest.raises(ValueError, match="cannot be correlated over steps"):
+        noise.correlate(noise.HedgedNoise("key"), banded)
 
 
 SECURE = alone(

@@ -21,6 +21,7 @@ import itertools
 import math
 import os
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -122,6 +123,13 @@ def real_view(value: Tensor) -> Tensor:
     return torch.view_as_real(value) if value.is_complex() else value
 
 
+class WhiteNoise(Protocol):
+    """Gaussian noise of the steps' sums."""
+
+    def add_white(self, *requests: White) -> None:
+        """Add independent noise for each request. One call for many is faster than many calls."""
+
+
 class NoiseSource(Protocol):
     """A source of Gaussian noise.
 
@@ -132,8 +140,8 @@ class NoiseSource(Protocol):
 
     repeatable: bool
 
-    def add_white(self, *requests: White) -> None:
-        """Add independent noise for each request. One call for many is faster than many calls."""
+    def for_sum(self, sum_: Sequence[Tensor]) -> WhiteNoise:
+        """Return the noise of one sum, given the sum's tensors (contiguous, of all blocks)."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +163,9 @@ class SeededNoise:
 
     key: int | str
     repeatable = True
+
+    def for_sum(self, sum_: Sequence[Tensor]) -> WhiteNoise:
+        return self
 
     def add_white(self, *requests: White) -> None:
         on_gpu = [white for white in requests if not white.out.is_cpu]
@@ -191,19 +202,18 @@ class HedgedNoise:
     """Seeded noise whose key also covers the sum that it is added to.
 
     Use it for steps of third-party code, which the key cannot fully cover. Two sums that differ in
-    one bit get independent noise. Equal sums get equal noise, so they are the same release. This
-    holds for blocks whose noise is added in place ("real" and "circular"). The noise of other
-    blocks depends on the key alone.
+    one bit of any block get independent noise in all blocks. Equal sums get equal noise, so they
+    are the same release. This source cannot draw noise before it has the sum.
     """
 
     key: str
     repeatable = True
 
-    def add_white(self, *requests: White) -> None:
+    def for_sum(self, sum_: Sequence[Tensor]) -> WhiteNoise:
         chain = hashlib.sha256(self.key.encode())
-        for white in requests:
-            chain.update(white.reals().cpu().numpy().data)
-        SeededNoise(chain.hexdigest()).add_white(*requests)
+        for value in sum_:
+            chain.update(real_view(value).cpu().numpy().data)
+        return SeededNoise(chain.hexdigest())
 
 
 class SecureRandom:
@@ -258,6 +268,9 @@ class SecureNoise:
 
     repeatable = False
 
+    def for_sum(self, sum_: Sequence[Tensor]) -> WhiteNoise:
+        return self
+
     def add_white(self, *requests: White) -> None:
         streams = []
         for white in requests:
@@ -281,13 +294,16 @@ class CorrelatedNoise:
 
     def __init__(
         self,
-        white: NoiseSource,
+        white: SeededNoise | SecureNoise,
         strategy: tuple[float, ...],
     ) -> None:
         self.white, self.strategy = white, strategy
         self.repeatable = white.repeatable
         # block -> its next step, and η of the steps before, the latest first
         self._last: dict[str, tuple[int, deque[Tensor]]] = {}
+
+    def for_sum(self, sum_: Sequence[Tensor]) -> WhiteNoise:
+        return self
 
     def add_white(self, *requests: White) -> None:
         """Add η for each request, whose key must be (step, block)."""
@@ -327,6 +343,10 @@ def correlate(source: NoiseSource, mechanism: Mechanism) -> NoiseSource:
     Args:
         source: source of white noise, or one that this function returned.
         mechanism: its strategy correlates the noise of its steps.
+
+    Raises:
+        ValueError: the strategy correlates noise that depends on the sum. The noise of earlier
+            steps, which later noise cancels, could not be drawn again.
     """
     if isinstance(source, CorrelatedNoise):
         if source.strategy == mechanism.strategy:
@@ -334,12 +354,14 @@ def correlate(source: NoiseSource, mechanism: Mechanism) -> NoiseSource:
         source = source.white
     if mechanism.strategy == (1.0,):
         return source
+    if not isinstance(source, SeededNoise | SecureNoise):
+        raise ValueError("noise whose key covers the sum cannot be correlated over steps")
     return CorrelatedNoise(source, mechanism.strategy)
 
 
 def draw(
     block: Block,
-    source: NoiseSource,
+    source: WhiteNoise,
     step: int,
     device: torch.device,
 ) -> Tensor:
@@ -415,17 +437,19 @@ def add_noise(
         step: number of the step. Seeded noise is a function of it.
         factor: factor for the noisy sum. Default: 1.
     """
+    for block in mechanism.blocks:
+        total[block.name] = total[block.name].resolve_conj().contiguous()
+    noise = source.for_sum([total[block.name] for block in mechanism.blocks])
     requests: list[White] = []  # white noise is added in place
     for block in mechanism.blocks:
-        sum_ = total[block.name].resolve_conj().contiguous()
-        total[block.name] = sum_
+        sum_ = total[block.name]
         if block.noise in ("real", "circular"):
             requests.append(White(sum_, block.std, (step, block.name), factor))
             continue
         if block.noise != "none":
             dtype = str(sum_.dtype).removeprefix("torch.")
-            sum_.add_(draw(replace(block, dtype=dtype), source, step, sum_.device))
+            sum_.add_(draw(replace(block, dtype=dtype), noise, step, sum_.device))
         if factor != 1:
             real_view(sum_).mul_(factor)
-    source.add_white(*requests)
+    noise.add_white(*requests)
     return total
