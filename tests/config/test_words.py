@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.types import Override
 
 from tests.test_cli import TINY, leave
 from tests.test_cli import run as command
@@ -20,7 +22,7 @@ from zdp_bench import assets
 from zdp_bench.config import configured
 from zdp_bench.config.compose import recipe_body
 from zdp_bench.config.schema import GROUPS
-from zdp_bench.config.words import check_recipe, read_words
+from zdp_bench.config.words import check_recipe, read_words, write_word
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing.loading import config_of
 
@@ -122,6 +124,24 @@ def test_what_is_quoted_stays_on_one_line_and_is_cut() -> None:
     said = sentence_of("trainer.epochs=" + "9" * 400)
     assert said.startswith("trainer.epochs=999999999999… (400 digits): ")
     assert "nested too deep" in sentence_of("seed=" + "sort(" * 1500 + "1" + ")" * 1500)
+
+
+PLAIN_VALUES = ["my, results", "(x)", "a=b", "{}", "[x", "true", "1e3", "null", "it's", 'a "b"']
+PLAIN_VALUES += ["back\\", "a b ", "", "ü", "glob(*)", 1, 0.5, None, True, [1, 2], ["a,b", None]]
+
+
+@pytest.mark.parametrize("value", PLAIN_VALUES, ids=repr)
+def test_a_value_is_written_as_it_is_read(value: Any) -> None:
+    (override,) = read_words([write_word("notes", value)])
+    assert plain_value(override) == value
+
+
+def plain_value(override: Override) -> Any:
+    """Return an override's value as Hydra sets it."""
+    found = override.value()
+    if isinstance(found, list):
+        return [getattr(element, "text", element) for element in found]
+    return getattr(found, "text", found)
 
 
 # recipe files

@@ -103,6 +103,7 @@ def test_own_data_is_counted_as_its_recipe_has_it(
 ) -> None:
     scans = write_classes(tmp_path / "scans", "picture")
     words = ["recipe=quickstart", "dataset=folder", f"dataset.path={scans}", "dataset.size=8"]
+    words += ["--root", str(tmp_path / "a, b")]
     code, out, _ = run(capsys, "data", "check", *words)
     assert (code, out) == (
         0,

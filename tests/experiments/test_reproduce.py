@@ -244,6 +244,14 @@ def plan_of(
     return reproduce.make_plan(["zeta_dp_2021/1"], profile, seeds, small, extra, **more)
 
 
+def test_the_results_folder_may_have_any_name(small: Path, tmp_path: Path) -> None:
+    """The plan was listed, and its start ended in a traceback of Hydra."""
+    folder = small / "a=b, (c) {d}"
+    for profile in ("paper", "smoke"):
+        for row in plan_of(folder, tmp_path, profile=profile).rows:
+            assert configured(list(row.words)).results == folder
+
+
 def test_a_plan_has_as_many_seeds_as_the_paper_and_the_shortest_first(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,14 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep
+from hydra.core.override_parser.types import (
+    ChoiceSweep,
+    Glob,
+    Override,
+    Quote,
+    QuotedString,
+    RangeSweep,
+)
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -66,6 +73,29 @@ def split_word(word: str) -> tuple[str, str]:
     """Return key and value of an override. A + or ++ before the key is left out."""
     key, _, value = word.lstrip("+").partition("=")
     return key, value
+
+
+def write_word(key: str, value: Any) -> str:
+    """Return the override that sets a key to a plain value; a text is quoted if it must be."""
+    if isinstance(value, str | Path):
+        word = f"{key}={value}"
+        try:
+            if parse_words([word])[0].value() == str(value):
+                return word
+        except UserError:  # not an override without quotes
+            pass
+    return f"{key}={_write_value(value)}"
+
+
+def _write_value(value: Any) -> str:
+    """Return a plain value in Hydra's grammar, with each text in quotes."""
+    if isinstance(value, str | Path):
+        return QuotedString(text=str(value), quote=Quote.double).with_quotes()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_write_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_write_value(inner)}' for key, inner in value.items())}}}"
+    return "null" if value is None else str(value).lower()
 
 
 def parse_words(words: Sequence[str]) -> list[Override]:

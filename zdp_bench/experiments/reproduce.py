@@ -25,6 +25,7 @@ from zdp_bench import records
 from zdp_bench.config import configured
 from zdp_bench.config.compose import hydra_session
 from zdp_bench.config.schema import Run
+from zdp_bench.config.words import write_word
 from zdp_bench.data import files
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.claims import claims_of
@@ -167,9 +168,10 @@ def make_plan(
             overrides = list(filling.overrides)
             if is_smoke:  # the stand-in of a data set does not have its options
                 overrides = [word for word in overrides if not word.startswith("dataset.")]
-            words = [f"recipe={filling.recipe}", *overrides, f"paths.results={folder}", *extra]
+            words = [f"recipe={filling.recipe}", *overrides]
+            words += [write_word("paths.results", folder), *extra]
             if is_smoke:  # the row is stated, because its name may depend on the data set
-                words += [*smoke_overrides(claim.config), f'claims.row="{filling.row}"']
+                words += [*smoke_overrides(claim.config), write_word("claims.row", filling.row)]
             rows.append(Planned(table, filling, tuple(missing_seeds), tuple(words)))
     rows.sort(key=lambda row: math.inf if row.seconds is None else row.seconds)
     return Plan(rows, left_out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import shlex
@@ -10,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from zdp_bench import disk, records
 from zdp_bench.config import configured
 from zdp_bench.config.compose import recipe_body
 from zdp_bench.config.schema import GROUPS, Run
+from zdp_bench.config.words import write_word
 from zdp_bench.disk import hold_lock, make_folder
 from zdp_bench.errors import UserError, show_warnings, suggestion
 from zdp_bench.privacy.ledger import (
@@ -350,12 +349,5 @@ def command_of(record: Record) -> str:
     for key, value in sorted(recorded.items()):
         is_changed = key in default and default[key] != value
         if is_changed and not key.startswith("claims."):
-            words.append(f"{key}={_format_value(value)}")
+            words.append(write_word(key, value))
     return shlex.join(["zdp-bench", "run", *words, "force=true"])
-
-
-def _format_value(value: Any) -> str:
-    """Format a value as Hydra reads it on a command line."""
-    if isinstance(value, str) and re.fullmatch(r"[\w./:-]+", value):
-        return value
-    return json.dumps(value, separators=(",", ":"))

@@ -101,9 +101,10 @@ def _is_present(root: Path, name: str) -> bool:
 def _check_recipe(words: list[str], root: Path | None) -> int:
     """Load the data set of a configuration, and count its examples that are not finite."""
     from zdp_bench.config import configured
+    from zdp_bench.config.words import write_word
     from zdp_bench.training.setup import load_data
 
-    config = configured([*words, *([f"paths.data={root}"] if root else [])])
+    config = configured([*words, *([write_word("paths.data", root)] if root else [])])
     return _print_counts(config.dataset.name, load_data(config))
 
 

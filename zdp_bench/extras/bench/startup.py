@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from zdp_bench import records
+from zdp_bench.config.words import write_word
 from zdp_bench.errors import UserError
 
 SIZES = (1_000, 10_000)  # records
@@ -89,7 +90,7 @@ def _words(words: list[str], results: Path) -> list[str]:
     if words[0] == "--help":
         return words
     if words[0] in ("run", "validate"):
-        return [*words, f"paths.results={results}", f"threads={torch.get_num_threads()}"]
+        return [*words, write_word("paths.results", results), f"threads={torch.get_num_threads()}"]
     return [*words, "--results", str(results)]
 
 
