@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from tests.algorithms.device_driver import prepare
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
+from zdp_bench.gradients.parts import Parts
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise
 from zdp_bench.registry import names
@@ -179,8 +181,19 @@ def test_what_a_graph_might_not_repeat_is_left_out(tmp_path: Path) -> None:
         foreign = nn.Sequential(Foreign(2, 2))
         assert "layer '0' runs code" in why_not(training.algorithm, foreign)
         assert "mixes" in why_not(training.algorithm, nn.Sequential(nn.BatchNorm1d(2)))
+        plugin = copy(training.algorithm)
+        plugin.__class__ = type("Plugin", (type(plugin),), {})  # of this module
+        assert "another package" in why_not(plugin, training.model)
         training.algorithm.carried = {"bound": 1.0}  # type: ignore[attr-defined]
         assert "earlier" in why_not(training.algorithm, training.model)
+
+
+def test_a_batch_in_several_parts_is_summed_eagerly(tmp_path: Path) -> None:
+    with prepared(tmp_path) as (training, (inputs, targets)):
+        sums = CapturedSums(capture=False, is_warm=True)
+        in_parts = [(inputs, Parts((targets, targets)))]
+        assert sums.sum(training.algorithm, training.mechanism(), training.model, in_parts) is None
+        assert sums.refused == "inputs or targets have several parts"
 
 
 @pytest.mark.parametrize(

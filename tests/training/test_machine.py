@@ -77,6 +77,18 @@ def test_bf16_is_in_the_forward_pass_and_nowhere_else() -> None:
     assert inside[-1] == (torch.float32, torch.float32)
 
 
+def test_a_complex_output_of_a_network_in_bf16_keeps_its_imaginary_part() -> None:
+    class Complex(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return torch.view_as_complex(super().forward(input).float().unflatten(-1, (-1, 2)))
+
+    model = Complex(3, 4)
+    with arithmetic("bf16", False, model, PLAIN, CPU):
+        output = model(torch.ones(1, 3))
+    assert output.dtype == torch.complex64
+    assert output.imag.abs().min() > 0
+
+
 def test_what_is_trained_in_bf16_is_evaluated_in_float32() -> None:
     """Rounded outputs tie: 4,000 scores had 249 values, and ROC-AUC counts ties as half."""
     model, task = nn.Linear(3, 1), BinaryClassification()

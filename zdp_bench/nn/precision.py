@@ -113,4 +113,9 @@ def forward_precision(model: nn.Module) -> Iterator[Callable[[Tensor], Tensor]]:
         yield lambda output: output
         return
     with region:
-        yield Tensor.float
+        yield to_float32
+
+
+def to_float32(output: Tensor) -> Tensor:
+    """Return the output of a forward pass in bfloat16 as float32; leave other types as they are."""
+    return output.float() if output.dtype == torch.bfloat16 else output

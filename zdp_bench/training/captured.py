@@ -236,6 +236,9 @@ class CapturedSums:
     ) -> dict[str, Tensor] | None:
         first: CapturedSum | None = None
         for batch in micro_batches:
+            if not all(isinstance(part, Tensor) for part in batch):
+                self.refused = "inputs or targets have several parts"
+                return None
             shape = shape_of(batch, mechanism, is_float64)
             if shape not in self.by_shape:
                 self.by_shape[shape] = self._make(algorithm, mechanism, batch, rows, is_float64)
@@ -279,13 +282,21 @@ class CapturedSums:
 
 def why_not(algorithm: Algorithm, model: nn.Module) -> str:
     """Return why the sums of a training cannot be captured, or "" if they can."""
+    if _package_of(algorithm) != "zdp_bench":
+        # It may sum something else than gradients of the weighted loss, over all rows.
+        return "an algorithm of another package may count rows whose weight is 0"
     if algorithm.carried:
         return "steps follow from earlier ones"
     if reason := alone(model):
         return reason
     for name, module in model.named_modules():
-        if type(module).__module__.partition(".")[0] not in PURE_PACKAGES:
+        if _package_of(module) not in PURE_PACKAGES:
             return f"layer '{name}' runs code that a graph might not repeat"
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             return f"layer '{name}' mixes the rows of a batch"
     return ""
+
+
+def _package_of(value: object) -> str:
+    """Return the name of the top-level package that defines the type of a value."""
+    return type(value).__module__.partition(".")[0]

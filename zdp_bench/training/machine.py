@@ -32,7 +32,7 @@ from zdp_bench import __version__, registry
 from zdp_bench.assets import CONF
 from zdp_bench.disk import walk
 from zdp_bench.errors import UserError, is_for_python, setting, unknown
-from zdp_bench.nn.precision import REGIONS, float32_products, region_of
+from zdp_bench.nn.precision import REGIONS, float32_products, region_of, to_float32
 
 PRECISIONS = ("tf32", "bf16")
 # Packages that compute the bits of a step, or read the examples.
@@ -138,7 +138,7 @@ def _autocast(model: nn.Module, device: torch.device) -> list[Any]:
         if region_of(model) is None:
             return output
         region.__exit__(None, None, None)
-        return output.float() if isinstance(output, torch.Tensor) else output
+        return to_float32(output) if isinstance(output, torch.Tensor) else output
 
     def enter(module: nn.Module, inputs: Any) -> None:
         if region_of(model):

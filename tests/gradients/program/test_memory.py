@@ -227,7 +227,30 @@ GAPS = {
     "transposed": with_gaps(lambda part: part.mT.reshape(len(part), -1)),
 }
 
+
+def add_to_an_out_argument(net: Any, x: Tensor) -> Tensor:
+    doubled = x * 2
+    result = torch.empty_like(doubled)
+    torch.add(doubled, 0, out=result)
+    result += net.shift
+    return doubled * 3 + result
+
+
+def clamp_to_an_out_argument(net: Any, x: Tensor) -> Tensor:
+    doubled = x * 2
+    result = torch.empty_like(doubled)
+    torch.clamp(doubled, 0, 1e9, out=result)
+    result += net.shift
+    return net.layer(doubled) + result
+
+
+OUT_ARGUMENTS: dict[str, Function] = {
+    "add": add_to_an_out_argument,
+    "clamp": clamp_to_an_out_argument,
+}
+
 CASES = {
+    **{f"out: {name}": function for name, function in OUT_ARGUMENTS.items()},
     **{f"alias: {name}": function for name, function in ALIASES.items()},
     **{f"no_grad: {name}": function for name, function in WITHOUT_GRADIENTS.items()},
     **{f"weight: {name}": function for name, function in WEIGHTS.items()},

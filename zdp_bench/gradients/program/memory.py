@@ -175,8 +175,8 @@ def _require_recorded_gradient(node: Node, sharing: list[Node]) -> None:
 def _versions_of(written: Node) -> list[Node]:
     """Return the nodes that stand for the same tensor: itself, and before earlier changes."""
     versions = [written]
-    while is_mutable(versions[-1]) and isinstance(versions[-1].args[0], Node):
-        versions.append(versions[-1].args[0])
+    while len(overwritten := written_by(versions[-1])) == 1:
+        versions += overwritten
     return versions
 
 
@@ -221,7 +221,9 @@ def _functional_of(node: Node) -> Any:
     if name == "copy":
         return None  # autograd has no derivative of it
     functional = getattr(getattr(aten, name, None), target._overloadname, None)
-    if functional is None or _parameters_of(functional) != _parameters_of(target):
+    if functional is None or functional._schema.is_mutable:
+        return None
+    if _parameters_of(functional) != _parameters_of(target):
         return None
     return functional
 
