@@ -308,6 +308,17 @@ def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
     return loss(near @ near.T / 0.1, torch.arange(len(near)))
 
 
+def similarities() -> nn.Module:
+    def function(net: Any, first: Tensor, second: Tensor) -> Tensor:
+        return F.normalize(net.first(first)) @ F.normalize(net.second(second)).T
+
+    return Made(function, first=network(), second=network())
+
+
+def match(outputs: Tensor, _: Tensor) -> Tensor:
+    return loss(outputs, torch.arange(len(outputs)))
+
+
 def pair() -> nn.Module:
     return Made(lambda net, x: (net.first(x), x), first=network())
 
@@ -390,6 +401,11 @@ KEEPS = "output for an example changes once others have been processed, so the m
         ({"model": batch_norm_by_hand}, "run one at a time, because mean combines"),
         ({"model": overwritten}, "the model has no gradient: torch raises: one of the variables"),
         ({"loss": contrastive}, r"compares the examples of a batch.*\(\(a, b\), target\)"),
+        (
+            {"model": similarities, "dataset": [((torch.ones(4), torch.ones(4)), 0)] * 20}
+            | {"loss": match},
+            r"compares the examples of a batch.*\(\(a, b\), target\)",
+        ),
         ({"loss": lambda o, t: [loss(o, t)]}, "the loss gives list for 1 example"),
         ({"loss": lambda o, t: loss(o.detach(), t)}, WITHOUT_OUTPUTS),
         ({"loss": lambda o, t: (o.argmax(1) != t).float()}, WITHOUT_OUTPUTS),

@@ -290,12 +290,13 @@ def _check_losses(
         mixes = not isinstance(batch_losses, Tensor) or not are_alike(losses, batch_losses, losses)
         with torch.no_grad():  # a loss that draws random numbers differs at every call
             mixes = mixes and are_alike(losses, example_loss(output, targets), losses)
-        if mixes and not _has_gradient(example_loss, output, targets):
+        needs_batch = mixes or _has_batch_gradient(model, example_loss.loss, batch)
+        if needs_batch and not _has_gradient(example_loss, output, targets):
             raise UserError(
                 "the loss of a single example has no gradient. If it compares the examples of a "
                 "batch with each other, as a contrastive loss does, no example's influence can be "
-                "bounded: make the pair that is compared one example, ((a, b), target), and let "
-                "the model take both."
+                "bounded: make the pair that is compared one example, ((a, b), target), let the "
+                "model take both, and use a loss that one pair has, such as its cosine distance."
             )
         leaf = output.detach().requires_grad_()
         losses = example_loss(leaf, targets)
@@ -379,6 +380,24 @@ def _has_gradient(
     (gradient,) = torch.autograd.grad(losses.sum(), output)
     scale = float(output.detach().abs().max())
     return bool((gradient.abs() * scale > 1e-5).any())
+
+
+def _has_batch_gradient(
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+) -> bool:
+    """Return True if the loss has a gradient where model and loss get all examples at once.
+
+    Private steps never call them so. The outputs may be similarities between all examples, [B, B],
+    of which an example alone has [1, 1].
+    """
+    inputs, targets = [map_leaves(torch.clone, part) for part in batch]
+    try:
+        output = copy_apart(model)(inputs)
+        return _has_gradient(lambda outputs, _: loss(outputs, unpack(targets)), output, targets)
+    except Exception:  # of any kind, from the user's code
+        return False
 
 
 def _is_flat(losses: Tensor, output: Tensor) -> bool:

@@ -127,9 +127,9 @@ def _draw(
 ) -> Tensor:
     """Return a number of examples from `part`, repeated as needed, or made-up ones if it is empty.
 
-    Real numbers are uniform in [0, 1), complex ones normal. Integers are 0 and 1 in turn, so that no
-    mask is 0 everywhere. Larger ones could lie beyond the classes or words that model and loss know,
-    and not all of torch's functions check that: `F.ctc_loss` then overwrites memory.
+    Real numbers are uniform in [0, 1), complex ones normal. Integers are 0 and 1 in turn, so that
+    no mask is 0 everywhere. Larger ones could lie beyond the classes or words that model and loss
+    know, and not all of torch's functions check that: `F.ctc_loss` then overwrites memory.
 
     Args:
         part: inputs or targets [n, ...]; if n = 0, only its shapes and dtypes are used.
