@@ -22,7 +22,7 @@ from zdp_bench import assets
 from zdp_bench.config import configured
 from zdp_bench.config.compose import recipe_body
 from zdp_bench.config.schema import GROUPS
-from zdp_bench.config.words import check_recipe, read_words, write_word
+from zdp_bench.config.words import check_recipe, parse_words, read_words, write_word
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing.loading import config_of
 
@@ -392,3 +392,36 @@ def test_a_record_refers_to_nothing() -> None:
         config = {**plain, section: {**plain[section], key: value}}
         with pytest.raises(UserError, match=r"^record\.json: config: "):
             config_of({"config": config})
+
+
+TEXTS = [
+    "",
+    "a",
+    "/data/José x",
+    "it's",
+    'a"b',
+    "C:\\x y",
+    "a\\",
+    "\\'",
+    "$HOME",
+    "a,b",
+    "[1]",
+    "a=b",
+]
+TEXTS += ["null", "True", "1e3", "12", ".5", "-1", "NaN", "inf", "{a:1}", "a\nb", "~", "é"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *TEXTS,
+        TEXTS,
+        *(None, True, 3, -1e-7, 1e20, float("inf"), [], {}),
+        *([1, [2.5, None]], {"a": "b c", "d": [False]}),
+    ],
+    ids=repr,
+)
+def test_a_value_is_read_as_it_was_written(value: object) -> None:
+    (override,) = parse_words([write_word("dataset.path", value)])
+    assert override.value() == value
+    assert type(override.value()) is type(value)

@@ -1,9 +1,11 @@
 """Exports of a run and of a loop of one's own: what they contain, what the card says."""
 
 import math
+import shlex
 import shutil
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +131,20 @@ def test_a_clone_without_the_weights_says_how_to_get_them(
     code, _, err = command(capsys, "export", "quickstart", *to)
     assert code == 2
     assert "only its record, as in a clone" in err
-    words = command_of(finished.record).replace("'", "").split()[2:]
+    words = shlex.split(command_of(finished.record))[2:]
     assert experiment_digest(configured(words)) == finished.record.document["experiment"]
-    assert f"{' '.join(words)}." in err.replace("'", "")
+    assert f"{shlex.join(words)}." in err
+
+
+@pytest.mark.parametrize("path", ["/data/José", "/data/José 2", "C:\\x y", "null"])
+def test_the_command_to_train_again_reads_the_path_of_the_data(
+    finished: Outcome, path: str
+) -> None:
+    config = configured(["recipe=quickstart", "dataset=folder", "dataset.path=x"]).resolved
+    config["dataset"]["path"] = path
+    record = replace(finished.record, config=config)
+    words = shlex.split(command_of(record))[2:]
+    assert configured(words).resolved["dataset"]["path"] == path
 
 
 def test_what_cannot_be_exported_is_refused(finished: Outcome, tmp_path: Path) -> None:
