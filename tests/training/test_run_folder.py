@@ -42,7 +42,7 @@ from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.progress import Reporter
 from zdp_bench.training.run import Outcome
-from zdp_bench.training.run_folder import settle_replaced, start_anew
+from zdp_bench.training.run_folder import find_weights, settle_replaced, start_anew
 from zdp_bench.training.spending import find_other_ledgers, find_spendings
 from zdp_bench.training.spending_file import FILE, is_node
 
@@ -223,6 +223,12 @@ def test_the_name_of_a_recipe_does_not_make_its_runs_deleted() -> None:
     assert not records.is_deleted(Path("runs/x.deleted-1/0123456789abcdef"))
     assert records.is_deleted(Path("runs/x/0123456789abcdef.deleted-1"))
     assert records.is_deleted(Path("runs/x/0123456789abcdef.deleted-1/nodes/00"))
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "a\0b", "\ud800"])
+def test_a_name_that_no_path_can_have_names_no_run(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="no finished run with weights"):
+        find_weights(tmp_path, name)
 
 
 # ---------------------------------------------------------------- what is kept until a new run ends

@@ -6,7 +6,7 @@ import logging
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -298,9 +298,10 @@ def find_weights(
     finished = [path.parent for path in sorted(searched.glob("*/*/record.json"))]
     folders = [path for path in finished if is_named(name, path.parent.name, path.name)]
     path_of_name = Path(name).parent if name.endswith("record.json") else Path(name)
-    if not folders and (path_of_name / "record.json").is_file():
-        folders = [path_of_name]
-        searched = path_of_name
+    with suppress(OSError):  # no path, but a name that the system finds too long
+        if not folders and (path_of_name / "record.json").is_file():
+            folders = [path_of_name]
+            searched = path_of_name
     with_weights = [folder for folder in folders if (folder / "checkpoint.pt").is_file()]
     if len(with_weights) == 1:
         return with_weights[0]
