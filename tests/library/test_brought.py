@@ -315,6 +315,15 @@ def similarities() -> nn.Module:
     return Made(function, first=network(), second=network())
 
 
+def sequential_and_centred() -> nn.Module:
+    def function(net: Any, x: Tensor) -> Tensor:
+        centred = x - 0.1 * x.mean(0)
+        states, _ = net.rnn(centred.view(-1, 2, 2))
+        return net.last(states.flatten(1))
+
+    return Made(function, rnn=nn.GRU(2, 3), last=nn.Linear(6, CLASSES))
+
+
 def match(outputs: Tensor, _: Tensor) -> Tensor:
     return loss(outputs, torch.arange(len(outputs)))
 
@@ -399,6 +408,7 @@ KEEPS = "output for an example changes once others have been processed, so the m
         ({"loss": averaging()}, "loss of an example changes once others are computed"),
         ({"loss": lambda o, t: o.argmax(1) != t}, "the loss gives bool for 1 example"),
         ({"model": batch_norm_by_hand}, "run one at a time, because mean combines"),
+        ({"model": sequential_and_centred}, r"layer 'rnn' \(GRU\) has batch_first=False"),
         ({"model": overwritten}, "the model has no gradient: torch raises: one of the variables"),
         ({"loss": contrastive}, r"compares the examples of a batch.*\(\(a, b\), target\)"),
         (
