@@ -95,9 +95,21 @@ def test_a_filter_of_one_number_and_a_transposed_convolution_stay() -> None:
     assert types[2] is not nn.Conv2d
 
 
-def test_a_model_without_such_a_layer_is_refused() -> None:
-    with pytest.raises(UserError, match="has no BatchNorm"):
-        surgery.replace_batchnorm(mlp(), "group")
+def test_a_model_without_batchnorm_stays() -> None:
+    model = mlp(nn.ReLU())
+    types = [type(layer) for layer in model]
+    assert surgery.replace_batchnorm(model, "group") is model
+    assert [type(layer) for layer in model] == types
+    with pytest.raises(UserError, match=r"^the model is a single BatchNorm1d, .*nn\.Sequential"):
+        surgery.replace_batchnorm(nn.BatchNorm1d(3), "group")
+
+
+def test_a_configured_replacement_needs_a_batchnorm() -> None:
+    with pytest.raises(UserError, match=r"^model\.replace_batchnorm=group: the model has no"):
+        Setup.of(configured(["recipe=quickstart", "model.replace_batchnorm=group"]))
+
+
+def test_a_model_without_a_convolution_is_refused() -> None:
     with pytest.raises(UserError, match="no convolution"):
         standardise_weights(nn.Linear(2, 2))
 

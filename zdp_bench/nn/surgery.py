@@ -51,10 +51,10 @@ def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
             InstanceNorm without running statistics. "frozen" for `FrozenBatchNorm`.
 
     Returns:
-        The model.
+        The model, which does not change if it has no BatchNorm.
 
     Raises:
-        UserError: the model has no BatchNorm, or is a single BatchNorm.
+        UserError: the model is a single BatchNorm, which cannot be replaced in place.
     """
     norms: dict[nn.Module, nn.Module] = {}
     for name, module in list(model.named_modules(remove_duplicate=False)):
@@ -62,7 +62,10 @@ def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
         if make_norm is None and not isinstance(module, _BatchNorm):
             continue
         if not name:
-            raise UserError("model.replace_batchnorm: the model is a single BatchNorm.")
+            raise UserError(
+                f"the model is a single {type(module).__name__}, which cannot be replaced in "
+                "place: put it into an nn.Sequential."
+            )
         if module not in norms:  # a layer can have several names
             norm = make_norm(how) if make_norm is not None else _per_sample_norm(module, how)
             norm.train(module.training)
@@ -70,11 +73,6 @@ def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
             norms[module] = norm
         parent_name, _, child_name = name.rpartition(".")
         setattr(model.get_submodule(parent_name), child_name, norms[module])
-    if not norms:
-        raise UserError(
-            f"model.replace_batchnorm={how}: the model has no BatchNorm, so there is nothing to "
-            "replace."
-        )
     return model
 
 

@@ -23,7 +23,13 @@ from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.initialisation import scale_to_unit_variance
-from zdp_bench.nn.surgery import RealInput, real_shape, replace_batchnorm, standardise_weights
+from zdp_bench.nn.surgery import (
+    RealInput,
+    real_shape,
+    replace_batchnorm,
+    standardise_weights,
+    surgery,
+)
 from zdp_bench.privacy.accountants import Claim
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
@@ -71,6 +77,11 @@ def build_model(config: Run, data: Splits | DatasetInfo) -> nn.Module:
                 model = nn.Sequential(RealInput(mapped), model)
             if config.replace_batchnorm:
                 model = replace_batchnorm(model, config.replace_batchnorm)
+                if not surgery(model):
+                    raise UserError(
+                        f"model.replace_batchnorm={config.replace_batchnorm}: the model has no "
+                        "BatchNorm, so there is nothing to replace. Remove the key."
+                    )
             if config.weight_standardisation:
                 model = standardise_weights(model)
             if config.start:
