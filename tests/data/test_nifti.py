@@ -87,3 +87,16 @@ def test_a_stream_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(gzip._GzipReader, "_rewind", lambda self: (seen.append(1), rewind(self)))  # type: ignore[attr-defined]
     np.testing.assert_array_equal(nifti.read(path), expected)
     assert not seen
+
+
+def test_a_compressed_volume_is_known_by_its_content(tmp_path: Path) -> None:
+    """X.NII.GZ was called truncated, and its checksum not compared."""
+    path = save(tmp_path / "v.nii.gz", DATA)
+    expected = nifti.read(path)
+    path = path.rename(tmp_path / "V.NII.GZ")
+    np.testing.assert_array_equal(nifti.read(path), expected)
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1  # of the checksum
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="cannot be read"):
+        nifti.read(path)

@@ -311,7 +311,7 @@ def _read_voxels(
 
     with reading(path):
         image = _open(path)
-        is_compressed = path.name.endswith(".gz")
+        is_compressed = _is_gzip(path)
         announced = math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize
         max_bytes = path.stat().st_size
         if is_compressed or itk.is_itk(path):  # MHA and NRRD may be compressed too
@@ -328,6 +328,12 @@ def _read_voxels(
         voxels: np.ndarray = np.ascontiguousarray(reoriented, dtype=dtype)
         expect(bool(np.isfinite(voxels).all()), "contains voxels that are not finite")
     return voxels
+
+
+def _is_gzip(path: Path) -> bool:
+    """Return True if a file is compressed, judged by its first bytes: X.NII.GZ is too."""
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
 
 
 def _decompress(image: Any, path: Path) -> np.ndarray:

@@ -642,3 +642,11 @@ def test_leads_of_another_name_or_unit_are_refused(
         assert_refused(lambda: data.load(tmp_path), str(header), says)
     else:
         assert data.load(tmp_path).unit == "patient"
+
+
+def test_the_suffix_of_a_mask_may_be_in_capitals(tmp_path: Path) -> None:
+    for patient in range(3):
+        make.write_nifti(tmp_path / f"images/p{patient}.nii.gz", 50 + patient)
+        mask = make.write_nifti(tmp_path / f"masks/p{patient}.nii.gz", 0)
+        mask.rename(mask.with_name(f"p{patient}.NII.GZ"))
+    assert folder(tmp_path, "volume").info(tmp_path).train > 0

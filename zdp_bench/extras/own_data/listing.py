@@ -184,7 +184,7 @@ def _pair_files(path: Path, home: Path, part: str, partner_folder: str) -> Itera
 def _without_suffix(path: Path, folder: Path) -> str:
     """Return a file's path below a folder without suffix: 'p1/scan' for 'p1/scan.nii.gz'."""
     name = path.relative_to(folder).as_posix()
-    return re.sub(r"(\.nii)?\.[^./]+$", "", name)
+    return re.sub(r"(\.nii)?\.[^./]+$", "", name, flags=re.IGNORECASE)
 
 
 def _items_below(folder: Path, path: Path, label: str, part: str) -> Iterator[Item]:
