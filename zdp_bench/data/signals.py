@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from zdp_bench.data.files import is_file_name, require_inside
+from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Unfit, expect, read_text, reading
 
 MAX_HEADER = 2**20  # bytes
@@ -141,6 +142,15 @@ def open_record(
         has_one_rate = set(header.samps_per_frame) == {1}
         expect(are_named and has_one_rate, "has unnamed leads, or leads of several rates")
         return _open_signals(path, header, comments, max_samples)
+
+
+def signal_names(header: Path) -> set[str]:
+    """Return the names of the signal files in a record's header; none if it cannot be read."""
+    with suppress(UserError), reading(header):
+        lines = read_text(header, MAX_HEADER, "latin-1").splitlines()
+        words = [line.split() for line in lines if not line.startswith("#")]
+        return {line[0] for line in [line for line in words if line][1:]}
+    return set()
 
 
 def _require_ascii(lines: Iterable[str]) -> None:

@@ -650,3 +650,17 @@ def test_the_suffix_of_a_mask_may_be_in_capitals(tmp_path: Path) -> None:
         mask = make.write_nifti(tmp_path / f"masks/p{patient}.nii.gz", 0)
         mask.rename(mask.with_name(f"p{patient}.NII.GZ"))
     assert folder(tmp_path, "volume").info(tmp_path).train > 0
+
+
+def test_signal_files_may_have_other_names_than_their_header(tmp_path: Path) -> None:
+    """They were listed as examples, and refused with the advice to move them away."""
+    home = make.write_classes(tmp_path / "d", "recording")
+    for signal in home.rglob("*.dat"):
+        header = signal.with_suffix(".hea")
+        header.write_text(header.read_text().replace(signal.name, f"s_{signal.name}"))
+        signal.rename(signal.with_name(f"s_{signal.name}"))
+    for advice in ("refuse", "skip"):
+        data = folder(home, "recording", bad_examples=advice)
+        assert "skipped" not in data.load(tmp_path).notes
+    (home / "well/w0/1.hea").write_bytes(b"\0")
+    assert_refused(lambda: folder(home, "recording").load(tmp_path), "w0", "")

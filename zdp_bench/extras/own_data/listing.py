@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zdp_bench.data import signals
 from zdp_bench.data.files import require_inside, visible_files
 from zdp_bench.data.owner_names import may_name_owners, require_named, require_one_spelling
 from zdp_bench.data.owners import pick_test_owners
@@ -214,14 +215,17 @@ def _files_below(folder: Path) -> Iterator[Path]:
 def _entries(folder: Path) -> list[Path]:
     """List the entries of a folder in reverse order, because `_files_below` pops from the end.
 
-    Signal files with a header beside them are left out.
+    Signal files with a header beside them, which has their stem or names them, are left out.
     """
     paths = visible_files(folder)
-    headers = {path.stem for path in paths if path.suffix == HEADER_SUFFIX}
+    headers = [path for path in paths if path.suffix == HEADER_SUFFIX]
+    stems = {header.stem for header in headers}
+    named = set[str]().union(*map(signals.signal_names, headers))
     entries = []
     for path in reversed(paths):
         is_folder = path.is_dir() and not path.is_symlink()
-        if is_folder or path.suffix == HEADER_SUFFIX or path.stem not in headers:
+        is_signal = path.stem in stems or path.name in named
+        if is_folder or path.suffix == HEADER_SUFFIX or not is_signal:
             entries.append(path)
     return entries
 
