@@ -25,7 +25,7 @@ from zdp_bench.experiments.validate import validate
 from zdp_bench.extras.own_data.listing import find_items
 from zdp_bench.extras.own_data.readers import PICTURE, VOLUME_MASK, Form
 from zdp_bench.extras.sharing.export import export
-from zdp_bench.extras.sharing.loading import predict_file
+from zdp_bench.extras.sharing.loading import predict_file, read_inputs
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.report import budget
 from zdp_bench.report.terminal import show_validation
@@ -664,3 +664,14 @@ def test_signal_files_may_have_other_names_than_their_header(tmp_path: Path) -> 
         assert "skipped" not in data.load(tmp_path).notes
     (home / "well/w0/1.hea").write_bytes(b"\0")
     assert_refused(lambda: folder(home, "recording").load(tmp_path), "w0", "")
+
+
+def test_a_recording_in_an_array_is_prepared_for_predictions(tmp_path: Path) -> None:
+    """Every .npy file was taken for prepared examples, so that one of training was refused."""
+    home = make.write_classes(tmp_path / "d", "array")
+    path = home / "well/w0/0.npy"
+    record = {"config": {"dataset": {"name": "folder", "path": str(home), "length": 32}}}
+    expected = folder(home, "array").prepare(path)
+    assert torch.equal(read_inputs(record, path), expected)
+    np.save(tmp_path / "prepared.npy", expected.numpy())
+    assert torch.equal(read_inputs(record, tmp_path / "prepared.npy"), expected)

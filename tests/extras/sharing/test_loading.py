@@ -40,7 +40,7 @@ def test_predict_writes_what_the_run_s_model_gives(
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_numbers_of_either_byte_order_are_read(tmp_path: Path, kind: str, order: str) -> None:
     """An instrument's big-endian numbers were called damaged."""
-    numbers = np.arange(6).reshape(2, 3)
+    numbers = np.arange(6).reshape(1, 2, 3)
     np.save(tmp_path / "in.npy", numbers.astype(order + kind))
     inputs = read_inputs({}, tmp_path / "in.npy")
     np.testing.assert_array_equal(inputs.numpy(), numbers)

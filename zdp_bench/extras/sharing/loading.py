@@ -233,7 +233,7 @@ def predict_file(
     Args:
         folder: the exported model.
         inputs: a .npy file with examples [n, ...]. For a model trained with `dataset=folder`, also
-            a file of the kind that it was trained on.
+            a file of the kind that it was trained on, such as a .npy recording [channels, samples].
         out: the .npy file to write.
         weights: the file with the public network's weights; see `load`.
 
@@ -268,15 +268,16 @@ def predict_file(
 def read_inputs(record: Document, path: Path) -> Tensor:
     """Return the array in a .npy file, or another file prepared like the model's training data.
 
+    A .npy file with one or two dimensions is a recording if the model takes recordings: prepared
+    examples [n, channels, ...] have more.
+
     Raises:
         UserError: the file is not a .npy file, and the model was not trained with `dataset=folder`.
     """
     if path.suffix == ".npy":
-        with reading(path):
-            array = np.load(path, allow_pickle=False)
-            expect(array.dtype.kind in "biufc", f"contains {array.dtype}, not numbers")
-            # The bytes of the other order, such as those of an instrument, are no PyTorch tensor.
-            return torch.as_tensor(array.astype(array.dtype.newbyteorder("="), copy=False))
+        array = _read_array(path)
+        if array.dim() not in (1, 2) or not _takes_recordings(record):
+            return array
     prepare = getattr(build_dataset(config_of(record)), "prepare", None)
     if prepare is None:  # the data set is not dataset=folder, which alone has this method
         raise UserError(
@@ -285,6 +286,20 @@ def read_inputs(record: Document, path: Path) -> Tensor:
         )
     example: Tensor = prepare(path)
     return example
+
+
+def _read_array(path: Path) -> Tensor:
+    with reading(path):
+        array = np.load(path, allow_pickle=False)
+        expect(array.dtype.kind in "biufc", f"contains {array.dtype}, not numbers")
+        # The bytes of the other order, such as those of an instrument, are no PyTorch tensor.
+        return torch.as_tensor(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def _takes_recordings(record: Document) -> bool:
+    """Return True if a record's model was trained on recordings with `dataset=folder`."""
+    dataset = config_of(record).dataset
+    return dataset.name == "folder" and dataset.options.get("length") is not None
 
 
 def _describe(dtype: torch.dtype, shape: tuple[Any, ...]) -> str:
