@@ -2,12 +2,17 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
 import torch
 
+from tests.data.helpers import dataset
+from tests.data.test_digests import CASES
 from zdp_bench.data import DatasetInfo, Examples, Part, Splits
+from zdp_bench.data.nifti import HIPPOCAMPI
 from zdp_bench.data.owner_names import require_named
 from zdp_bench.data.owners import (
     count_owners,
@@ -197,3 +202,45 @@ def test_a_training_owner_more_or_less_moves_no_other(seed: int) -> None:
     assert held != pick_test_owners(owners, classes, 0.2, seed + 100)
     few = pick_test_owners(["a", "b", "c", "d"], ["x", "x", "y", "y"], 0.01, seed)
     assert len(few & {"a", "b"}) == len(few & {"c", "d"}) == 1
+
+
+# case of `test_digests` -> a file, and the file of another owner that gets its content
+BRATS = "Task01_BrainTumour/images"
+SHARED = {
+    "cpsc2018": ("CPSC2018/cinc2020_wfdb/S0000", "CPSC2018/cinc2020_wfdb/S0002"),
+    "roahd": ("roahd/CPSC2018/cinc2020_wfdb/RN0000", "roahd/CPSC2018/cinc2020_wfdb/RN0001"),
+    "fastmri": ("fastMRI/singlecoil_train/phantom0000", "fastMRI/singlecoil_val/phantom0005"),
+    "kspace_from_volumes": (f"{HIPPOCAMPI}/h_0", f"{HIPPOCAMPI}/h_2"),
+    "mri_sequences": (f"{BRATS}Tr/BRATS_001", f"{BRATS}Ts/BRATS_006"),
+    "mri_sequences_from_volumes": (f"{HIPPOCAMPI}/h_0", f"{HIPPOCAMPI}/h_2"),
+    "msd": ("Task03_Liver/imagesTr/liver_0", "Task03_Liver/imagesTr/liver_2"),
+    "msd_volumes": ("Task03_Liver/imagesTr/liver_0", "Task03_Liver/imagesTr/liver_2"),
+    "speech_commands": (
+        "SpeechCommands/speech_commands_v0.02/no/00000000_nohash_0",
+        "SpeechCommands/speech_commands_v0.02/no/00000001_nohash_0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_a_file_under_two_owners_is_told_in_every_set(
+    case: str, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pictures alone were compared: five equal volumes were five owners."""
+    for file in root.glob("fastMRI/*/*.h5"):  # whose patients are then their files
+        with h5py.File(file, "a") as volume:
+            volume.attrs.pop("patient_id", None)
+    data = dataset(case, **CASES[case][1])
+    digest = data.load(root).digest
+    assert "has the same content as" not in caplog.text
+    stem, copy = SHARED[case]
+    name, new_name = Path(stem).name, Path(copy).name
+    for file in sorted((root / stem).parent.glob(f"{name}.*")):
+        target = root / f"{copy}{''.join(file.suffixes)}"
+        assert target.exists()
+        content = file.read_bytes()
+        if file.suffix == ".hea":  # names its record
+            content = content.replace(name.encode(), new_name.encode())
+        target.write_bytes(content)
+    assert data.load(root).digest != digest
+    assert caplog.text.count("has the same content as") == 1

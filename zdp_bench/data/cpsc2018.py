@@ -39,6 +39,7 @@ from zdp_bench.data.files import (
     require_inside,
     sha256,
 )
+from zdp_bench.data.owners import warn_of_shared_files
 from zdp_bench.data.signals import find_channels, open_record, read_leads
 from zdp_bench.data.stratified import stratified_split
 from zdp_bench.errors import UserError, require, unknown
@@ -210,6 +211,7 @@ class Cpsc2018(Dataset):
         inputs: list[np.ndarray] = []
         targets: list[int] = []
         names: set[str] = set()
+        signals: dict[Path, str] = {}  # signal file -> its digest
         digest = hashlib.sha256()
         for path, (diagnosis, signal) in read_each(recordings, self.read, self.bad_examples):
             names.add(path.stem)
@@ -218,8 +220,11 @@ class Cpsc2018(Dataset):
             target = int(diagnosis == self.positive)
             inputs.append(self.transform(signal))
             targets.append(target)
-            checksums = f"{sha256(path.with_suffix('.mat'))}:{sha256(path)}"
+            file = path.with_suffix(".mat")
+            signals[file] = sha256(file)
+            checksums = f"{signals[file]}:{sha256(path)}"
             digest.update(f"{path.name}:{checksums}:{target}".encode())
+        warn_of_shared_files([*signals], [file.stem for file in signals], [*signals.values()])
         settings = (
             self.positive,
             self.negative,

@@ -27,8 +27,9 @@ from annotated_types import Interval
 from zdp_bench.data import DatasetInfo, MaxCount, Splits, nifti
 from zdp_bench.data.cifar10 import SHAPE, Cifar10, read
 from zdp_bench.data.fastmri import FOLDERS, KSpaceSlices, find_volumes, write_volume
-from zdp_bench.data.files import card, digest, sha256, write_whole
+from zdp_bench.data.files import card, digest, write_whole
 from zdp_bench.data.kspace import to_kspace
+from zdp_bench.data.owners import digest_files
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -98,9 +99,9 @@ class KSpaceFromVolumes(KSpaceSlices, nifti.OfVolumes):
     def load(self, root: Path) -> Splits:
         paths = list(self.find(root))
         is_test = self.hold_out(len(paths))
-        files = [
-            (path.name, sha256(path), bool(held)) for path, held in zip(paths, is_test, strict=True)
-        ]
+        names = [path.name for path in paths]
+        contents = digest_files(paths, names)
+        files = list(zip(names, contents, map(bool, is_test), strict=True))
         name = digest(repr((files, self.axis)))[:16]
         folder = root / "derived" / f"kspace-{nifti.READING}-{name}"
         if not folder.is_dir():

@@ -31,7 +31,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from zdp_bench.data import Dataset, DatasetInfo, MaxCount, Provenance, Splits
-from zdp_bench.data.files import absent, digest, holds_any, list_files, require_inside, sha256
+from zdp_bench.data.files import absent, digest, holds_any, list_files, require_inside
 from zdp_bench.data.hdf5 import open_array, read_attribute
 from zdp_bench.data.kspace import (
     SSIM_WINDOW,
@@ -41,6 +41,7 @@ from zdp_bench.data.kspace import (
     fixed_mask,
     undersample,
 )
+from zdp_bench.data.owners import digest_files
 from zdp_bench.errors import UserError, require
 from zdp_bench.foreign_files import expect, reading, require_size
 from zdp_bench.registry import register
@@ -351,7 +352,10 @@ class KSpaceSlices(Dataset):
         size = f"{self.height} by {self.width}"
         rule = f"no volume to train on, or none to test on, is as large as {size}"
         require(bool(train and test), "dataset.height", self.height, rule)
-        files = [[(volume.path.name, sha256(volume.path)) for volume in part] for part in parts]
+        volumes = [volume for part in parts for volume in part]
+        paths, patients = [each.path for each in volumes], [each.patient for each in volumes]
+        contents = iter(digest_files(paths, patients))
+        files = [[(volume.path.name, next(contents)) for volume in part] for part in parts]
         examples = self._examples(train, is_training=True)
         settings: tuple[Any, ...] = (repr(files), self.how(), self.unit, self.slices)
         # Only these are other examples than before, so the digests of other records hold.

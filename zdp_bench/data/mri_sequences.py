@@ -57,9 +57,9 @@ from annotated_types import Ge, Interval
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits, nifti
 from zdp_bench.data.cache import load_or_make
-from zdp_bench.data.files import count_parts, digest, holds_any, sha256
+from zdp_bench.data.files import count_parts, digest, holds_any
 from zdp_bench.data.kspace import to_kspace
-from zdp_bench.data.owners import place_owners
+from zdp_bench.data.owners import digest_files, place_owners
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
 
@@ -138,13 +138,15 @@ class SequenceSlices(Dataset):
             reader_id: identifies `read`, for the cache key and the digest. It must change whenever
                 `read` returns other values; `nifti.READING` identifies the NIfTI reader.
         """
+        all_paths = [path for each in parts.values() for path, _ in each]
+        contents = iter(digest_files(all_paths, [path.name for path in all_paths]))
         files = []
         patients = []
         examples_per_patient: dict[str, list[int]] = {}
         for part, patients_of_part in parts.items():
             examples_per_patient[part] = []
             for path, slices in patients_of_part:
-                files.append((part, path.name, sha256(path), slices))
+                files.append((part, path.name, next(contents), slices))
                 patients.append((path, slices))
                 examples_per_patient[part].append(len(SEQUENCES) * (slices.stop - slices.start))
         arrays_digest = digest(repr((reader_id, self.size, files)))

@@ -53,7 +53,7 @@ from zdp_bench.data.files import (
     sha256,
 )
 from zdp_bench.data.nifti import resample, resample_mask, to_bytes
-from zdp_bench.data.owners import place_owners
+from zdp_bench.data.owners import digest_files, place_owners
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.registry import register
 
@@ -227,7 +227,11 @@ class Decathlon(Dataset):
             part: [cases[index] for index in indices]
             for part, indices in self.split(len(cases)).items()
         }
-        contents = [f"{case.name}:{sha256(case.image)}:{sha256(case.label)}" for case in cases]
+        images = digest_files([case.image for case in cases], [case.name for case in cases])
+        contents = [
+            f"{case.name}:{image}:{sha256(case.label)}"
+            for case, image in zip(cases, images, strict=True)
+        ]
         arrays_digest = self.digest_arrays("".join(contents), cases)
         arrays, rows_of_parts, groups = self._load_arrays(parts, arrays_digest)
         examples = {

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.data import DatasetInfo, Source, Splits
+from zdp_bench.data.files import sha256
 from zdp_bench.errors import UserError
 
 BATCH = 1024  # examples that are digested at once
@@ -186,7 +187,7 @@ def warn_of_shared_files(
     paths: Sequence[Path],
     owners: Sequence[str],
     digests: Sequence[str],
-    advice: str,
+    advice: str = "remove one of them",
 ) -> bool:
     """Return True, and warn once, if files of different owners have the same content.
 
@@ -209,3 +210,10 @@ def warn_of_shared_files(
             )
             return True
     return False
+
+
+def digest_files(paths: Sequence[Path], owners: Sequence[str]) -> list[str]:
+    """Return the SHA-256 of each file; see `warn_of_shared_files` for the owners."""
+    digests = [sha256(path) for path in paths]
+    warn_of_shared_files(paths, owners, digests)
+    return digests

@@ -20,6 +20,7 @@ from annotated_types import Interval
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
 from zdp_bench.data.cpsc2018 import DIAGNOSES, LEADS, Cpsc2018, FftNorm, read_wfdb
 from zdp_bench.data.files import absent, digest, require_inside, sha256
+from zdp_bench.data.owners import digest_files
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
@@ -69,9 +70,10 @@ class Roahd(Dataset):
         x = torch.from_numpy(np.stack([self.spectra(path) for path in headers]))
         y = torch.tensor(targets)
         people = torch.arange(len(headers))
+        signals = digest_files([path.with_suffix(".mat") for path in headers], names)
         checksums = []
-        for path in headers:
-            checksums += [sha256(path), sha256(path.with_suffix(".mat"))]
+        for path, signal in zip(headers, signals, strict=True):
+            checksums += [sha256(path), signal]
         settings = [self.fold, self.split_seed, self.channel, self.fft_norm]
         if self.low_bins:  # otherwise, the digest of older records stays the same
             settings.append(self.low_bins)

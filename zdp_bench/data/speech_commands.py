@@ -39,9 +39,8 @@ from zdp_bench.data.files import (
     is_file_name,
     list_files,
     require_distinct,
-    sha256,
 )
-from zdp_bench.data.owners import hold_out_owners
+from zdp_bench.data.owners import digest_files, hold_out_owners
 from zdp_bench.data.signals import read_sound
 from zdp_bench.errors import UserError, require, suggestion
 from zdp_bench.lazy import LazyModule
@@ -145,9 +144,12 @@ class SpeechCommands(Dataset):
         clips = self.choose(root / FOLDER)
         paths = [path for path, _ in clips]
         labels = torch.tensor([label for _, label in clips])
-        contents = [f"{path.parent.name}/{path.name}:{sha256(path)}" for path in paths]
-        files = digest(f"{STFT_VERSION}:{''.join(contents)}")
         speakers = [speaker_of(path) for path in paths]
+        contents = [
+            f"{path.parent.name}/{path.name}:{content}"
+            for path, content in zip(paths, digest_files(paths, speakers), strict=True)
+        ]
+        files = digest(f"{STFT_VERSION}:{''.join(contents)}")
         names, numbers = np.unique(speakers, return_inverse=True)
         owners = torch.from_numpy(numbers)
         inputs = self.prepare(self.transform(paths, files)).unsqueeze(1)
