@@ -126,13 +126,38 @@ def test_what_is_quoted_stays_on_one_line_and_is_cut() -> None:
     assert "nested too deep" in sentence_of("seed=" + "sort(" * 1500 + "1" + ")" * 1500)
 
 
+# (a word, the same word as it is read: with what is text in quotes)
+TEXTS = [
+    *(
+        ("name=2024_11", 'name="2024_11"'),
+        ("notes=1.50", 'notes="1.50"'),
+        ("name=1e3", 'name="1e3"'),
+    ),
+    *(("+tags=[a,1_2,3]", '+tags=[a,"1_2",3]'), ("paths.results=1e3", 'paths.results="1e3"')),
+    *(("dataset.path=2024_01,x", 'dataset.path="2024_01",x'), ("name=true", 'name="true"')),
+    *((word, word) for word in ("model.init_from=12", "~name", "name=null", "seed=1_0")),
+    *((word, word) for word in ("optimizer.lr=1e-1,1e-2", "seed=range(1,3)", "name='1_0'")),
+]
+
+
+@pytest.mark.parametrize(("typed", "read"), TEXTS, ids=[typed for typed, _ in TEXTS])
+def test_texts_keep_the_words_as_typed(typed: str, read: str) -> None:
+    assert [override.input_line for override in read_words([typed], sweep=True)] == [read]
+
+
+def test_a_name_may_look_like_a_number() -> None:
+    """It was 202411, and nan had to be a number."""
+    assert configured(["recipe=quickstart", "name=2024_11"]).name == "2024_11"
+    assert configured(["recipe=quickstart", "name=nan"]).name == "nan"
+
+
 PLAIN_VALUES = ["my, results", "(x)", "a=b", "{}", "[x", "true", "1e3", "null", "it's", 'a "b"']
 PLAIN_VALUES += ["back\\", "a b ", "", "ü", "glob(*)", 1, 0.5, None, True, [1, 2], ["a,b", None]]
 
 
 @pytest.mark.parametrize("value", PLAIN_VALUES, ids=repr)
 def test_a_value_is_written_as_it_is_read(value: Any) -> None:
-    (override,) = read_words([write_word("notes", value)])
+    (override,) = read_words([write_word("a", value)])
     assert plain_value(override) == value
 
 

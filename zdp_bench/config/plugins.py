@@ -23,6 +23,7 @@ from zdp_bench.config.types import (
     check_types,
     check_value,
     hints_of,
+    takes_text,
 )
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.registry import lookup, names
@@ -195,6 +196,14 @@ def option_types(kind: str, builder: Callable[..., Any]) -> dict[str, Any]:
         return TORCH_TYPES
     in_init = inspect.isclass(builder) and not is_dataclass(builder)
     return hints_of(builder.__init__ if in_init else builder)
+
+
+def option_takes_text(kind: str, key: str) -> bool:
+    """Return True if an option of this name is a text in some plug-in of a kind."""
+    if kind in TORCH:  # whose texts are among few words
+        return False
+    hints = [option_types(kind, lookup(kind, name)).get(key) for name in names(kind)]
+    return any(takes_text(hint) for hint in hints if hint is not None)
 
 
 def drop_foreign_options(

@@ -94,6 +94,15 @@ def is_valid(hint: Any, value: Any) -> bool:
     return True
 
 
+@cache
+def takes_text(hint: Any) -> bool:
+    """Return True if a type is a text, or a list of texts, so that a number becomes one."""
+    for number, text in ((1, "1"), ([1], ["1"])):
+        if is_valid(hint, number) and _adapter(hint).validate_python(number) == text:
+            return True
+    return False
+
+
 def check_value(key: str, hint: Any, value: Any) -> Any:
     """Return a value converted to its type.
 
@@ -107,7 +116,8 @@ def check_value(key: str, hint: Any, value: Any) -> Any:
     """
     if "${" in str(value):  # only in a damaged record: a composed value is resolved already
         raise UserError(f"{setting(key, value)}: is not resolved; write the value itself.")
-    if str(value).lower() == "nan":  # it would pass all limits, because comparisons are false
+    # NaN would pass all limits, because comparisons are false.
+    if str(value).lower() == "nan" and not takes_text(hint):
         raise UserError(f"{setting(key, value)}: must be a number.")
     try:
         checked = _adapter(hint).validate_python(value)

@@ -30,8 +30,9 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from zdp_bench.config.compose import files, group_options
-from zdp_bench.config.plugins import plugin_keys
-from zdp_bench.config.schema import GROUPS, PLUGINS, SECTIONS, Scalars
+from zdp_bench.config.plugins import option_takes_text, plugin_keys
+from zdp_bench.config.schema import COMMON_KEYS, GROUPS, PLUGINS, SECTIONS, Run, Scalars
+from zdp_bench.config.types import hints_of, takes_text
 from zdp_bench.disk import expand_home
 from zdp_bench.errors import UserError, first_line, unknown
 from zdp_bench.foreign_files import parse_yaml, read_text
@@ -63,10 +64,47 @@ def read_words(words: Sequence[str], sweep: bool = False) -> list[Override]:
         UserError: a word is not an override, would run a program, or names something that does not
             exist; or a recipe's file is not valid.
     """
-    overrides = parse_words([_adopt_all(word) for word in words])
+    overrides = parse_words([_quote_texts(_adopt_all(word)) for word in words])
     for override in overrides:
         _check_override(override, sweep)
     return overrides
+
+
+def _quote_texts(word: str) -> str:
+    """Return a word with quotes around what Hydra would read as numbers although it is text.
+
+    Hydra would change a text such as 2024_01 to 202401, and 1e3 to 1000.0.
+    """
+    override = _parse_word(word)
+    start, _, typed = word.partition("=")
+    value = override.value()
+    brackets = "[]" if isinstance(value, list) else ""
+    values = value.list if isinstance(value, ChoiceSweep) else value
+    values = values if isinstance(values, list) else [values]
+    texts = typed.strip(brackets).split(",") if brackets else typed.split(",")
+    are_changed = [
+        isinstance(value, int | float) and text.strip() != str(value)
+        for text, value in zip(texts, values, strict=False)
+    ]
+    is_plain = len(texts) == len(values)  # no sweep's function, and no comma in quotes
+    if not is_plain or not any(are_changed) or not _takes_text(str(override.key_or_group)):
+        return word
+    quoted = [
+        f'"{text.strip()}"' if is_changed else text
+        for text, is_changed in zip(texts, are_changed, strict=True)
+    ]
+    opening, closing = brackets[:1], brackets[1:]
+    return f"{start}={opening}{','.join(quoted)}{closing}"
+
+
+def _takes_text(key: str) -> bool:
+    """Return True if the value of a key is a text, or a list of texts."""
+    section, _, name = key.rpartition(".")
+    if section in PLUGINS:
+        hint = hints_of(Run).get(name) if name in COMMON_KEYS.get(section, ()) else None
+        return takes_text(hint) if hint else option_takes_text(section, name)
+    hints = hints_of(SECTIONS.get(section, Scalars))
+    return name in hints and takes_text(hints[name])
 
 
 def split_word(word: str) -> tuple[str, str]:
