@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from zdp_bench.foreign_files import (
     MAX_TEXT,
     Unfit,
     compile_pattern,
+    read_bytes,
     read_json,
     read_text,
     read_yaml,
@@ -92,16 +94,23 @@ def test_a_hostile_json_is_refused(text: str, tmp_path: Path) -> None:
         read_json(path)
 
 
-def test_only_regular_files_of_text_are_read(tmp_path: Path) -> None:
+def test_only_regular_files_of_text_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "device").symlink_to("/dev/zero")
     (tmp_path / "folder").mkdir()
     (tmp_path / "bytes").write_bytes(b"a: \xff")
     (tmp_path / "round").symlink_to("round")
     (tmp_path / "large").write_bytes(b"a" * 11)
-    for name in ("fifo", "device", "folder", "bytes", "round", "large", "missing"):
+    with socket.socket(socket.AF_UNIX) as listener:
+        monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+        listener.bind("socket")
+    for name in ("fifo", "device", "folder", "socket", "bytes", "round", "large", "missing"):
         with pytest.raises(UserError, match=rf"{name}: .*\.$"):
             read_text(tmp_path / name, 10)
+    with pytest.raises(UserError, match="socket: is not a regular file"):
+        read_bytes(tmp_path / "socket", 10)
     (tmp_path / "link").symlink_to("plain")
     (tmp_path / "plain").write_text("ε", encoding="utf-8")
     assert read_text(tmp_path / "link", 2) == "ε"

@@ -7,6 +7,7 @@ gigabytes.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -42,6 +43,8 @@ MAX_NODES = 20_000  # of YAML, with every alias expanded
 MAX_INT = 1 << 64
 MAX_PIXELS = 1 << 26  # of a picture, a plane, or a slice with all its coils
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a pair, which JSON escapes separately
+# Errors of opening a folder, a device that is not there, and a socket.
+_IRREGULAR = {errno.EISDIR, errno.ENXIO, errno.ENODEV}
 _ARCHIVE = b"PK\x03\x04"  # beginning of a zip file
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
 # A token of a regular expression: a character or a class of characters, which may be repeated; or
@@ -145,7 +148,9 @@ def open_regular(path: Path, flags: int = 0) -> BufferedReader:
     irregular = UserError(f"{path}: is not a regular file.")
     try:
         file = open(path, "rb", opener=open_without_blocking)  # noqa: SIM115 - the caller closes it
-    except IsADirectoryError:
+    except OSError as error:
+        if error.errno not in _IRREGULAR:
+            raise
         raise irregular from None
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()

@@ -28,6 +28,15 @@ OWN = [of for of in files.cards() if not of.uses]
 COUNTED = ("chest_xray", "ham10000", "physionet2012", "msd", "roahd", "mri_sequences_from_volumes")
 
 
+def test_a_file_that_would_take_minutes_to_hash_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpeg"
+    path.touch()
+    os.truncate(path, 1 << 36)
+    says = r"a\.jpeg: has 68,719,476,736 bytes; at most 34,359,738,368 are read"
+    with within(5), pytest.raises(UserError, match=says):
+        files.sha256(path)
+
+
 def test_every_card_is_whole() -> None:
     for of in files.cards():
         assert of.title

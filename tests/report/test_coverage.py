@@ -53,12 +53,12 @@ def _cut(text: str) -> str:
     return text[: len(text) // 2]
 
 
-def _drop_epsilon(text: str) -> str:
+def _drop(text: str, *columns: str) -> str:
     lines = list(csv.DictReader(io.StringIO(text)))
     file = io.StringIO()
     writer = csv.DictWriter(file, list(lines[0]))
     writer.writeheader()
-    writer.writerows([line | {"epsilon_tight": ""} for line in lines])
+    writer.writerows([line | dict.fromkeys(columns, "") for line in lines])
     return file.getvalue()
 
 
@@ -66,7 +66,8 @@ def _drop_epsilon(text: str) -> str:
     "damage",
     [
         _cut,
-        _drop_epsilon,
+        lambda text: _drop(text, "epsilon_tight"),
+        lambda text: _drop(text, "epsilon_tight", "runs"),
         lambda text: "",
         lambda text: text.replace("different", "differnt"),
         lambda text: text.replace("status", "state", 1),

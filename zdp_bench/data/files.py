@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 BadExamples = Literal["refuse", "skip"]
 T = TypeVar("T")
 R = TypeVar("R")
+MAX_FILE = 1 << 35  # bytes of a file of data, which takes seconds to hash
 ADVICE = " dataset.bad_examples=skip skips such files."
 
 
@@ -82,7 +83,7 @@ def md5(path: Path) -> str:
 
 def checksum(path: Path, algorithm: str) -> str:
     """Return a file's checksum with the name of the `hashlib` algorithm: "sha1:67eb…"."""
-    with reading(path), path.open("rb") as file:
+    with reading(path, MAX_FILE), path.open("rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
     return f"{algorithm}:{digest.hexdigest()}"
 

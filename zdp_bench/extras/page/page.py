@@ -29,7 +29,7 @@ from markupsafe import Markup, escape
 
 from zdp_bench import __version__, records
 from zdp_bench.extras.page.curves import curves_of_all
-from zdp_bench.foreign_files import MAX_JSON, MAX_TABLE, read_bytes, read_text
+from zdp_bench.foreign_files import MAX_JSON, MAX_TABLE, read_bytes, read_text, reading
 from zdp_bench.records import Record
 from zdp_bench.report import coverage, names, papers
 from zdp_bench.report.cells import RULE
@@ -256,7 +256,8 @@ def _figures(results: Path) -> list[tuple[str, str, str, str]]:
     captions = papers.captions() if files else {}
     figures = []
     for file in files:
-        drawing = read_bytes(file, MAX_JSON)
+        with reading(file):
+            drawing = read_bytes(file, MAX_JSON)
         caption = captions.get(file.stem, file.stem.replace("_", " "))
         # As an image, an SVG cannot run scripts or follow links.
         address = f"data:image/svg+xml;base64,{b64encode(drawing).decode()}"
