@@ -60,6 +60,49 @@ def test_runs_together_are_what_dp_accounting_says(
     assert ours > 0.999 * max(compose_epsilon([SpentSteps(*run)], delta) for run in runs)
 
 
+@pytest.mark.parametrize("many", [1, 2, 10])
+@pytest.mark.parametrize("big", [(1.0, poisson(0.5), 10), (1.0, FULL, 1)])
+def test_steps_that_leak_hardly_anything_add_hardly_anything(
+    big: tuple[float, Sampling, int], many: int
+) -> None:
+    """Their law has two cells on the grid of the other run's, which are no rounding."""
+    small = SpentSteps(10.0, poisson(0.001), many)
+    alone = compose_epsilon([SpentSteps(*big)], DELTA)
+    together = compose_epsilon([SpentSteps(*big), small], DELTA)
+    assert 0.9999 * alone < together < alone + compose_epsilon([small], DELTA)
+    theirs = PLDAccountant(value_discretization_interval=1e-3)
+    for z, sampling, steps in (big, (10.0, poisson(0.001), many)):
+        gaussian = dp_accounting.GaussianDpEvent(z)
+        rate = sampling.sample_rate
+        event = gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
+        theirs.compose(event, steps)
+    assert together == pytest.approx(theirs.get_epsilon(DELTA), rel=1e-3)
+
+
+def test_fixed_size_batches_that_leak_hardly_anything_add_hardly_anything() -> None:
+    big, small = SpentSteps(0.5, uniform(300), 10), SpentSteps(5.0, uniform(1), 2)
+    alone = compose_epsilon([big], DELTA)
+    assert 0.9999 * alone < compose_epsilon([big, small], DELTA) < 1.001 * alone
+
+
+@pytest.mark.parametrize("sampling", [poisson(0.01), uniform(10)])
+def test_a_tiny_delta_is_bounded_by_renyi_divergences(sampling: Sampling) -> None:
+    """A law on a grid counts its cut tails as disclosure, which makes its ε infinite."""
+    runs = [SpentSteps(2.0, sampling, 1000), SpentSteps(8.0, FULL, 2)]
+    if sampling.scheme == "uniform":
+        runs[1] = SpentSteps(4.0, uniform(50), 100)
+    for delta in (1e-15, 1e-30):
+        alone = [compose_epsilon([run], delta) for run in runs]
+        assert max(alone) < compose_epsilon(runs, delta) < sum(alone)
+
+
+def test_what_is_together_is_never_more_than_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [SpentSteps(z, poisson(0.05), 100) for z in (1.0, 2.0)]
+    halves = sum(compose_epsilon([run], DELTA / 2) for run in runs)
+    monkeypatch.setattr(composition, "epsilon_together", lambda *_: math.inf)
+    assert compose_epsilon(runs, DELTA) == pytest.approx(halves, rel=1e-12)
+
+
 def test_two_runs_of_one_mechanism_are_one_long_run() -> None:
     run = SpentSteps(1.0, poisson(0.05), 100)
     assert compose_epsilon([run, run], DELTA) == pytest.approx(pld(1.0, 0.05, 200, DELTA), rel=1e-9)

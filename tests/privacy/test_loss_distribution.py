@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -178,6 +179,27 @@ def test_what_rounding_may_hide_is_charged_to_delta() -> None:
     assert epsilon((law,), steps, delta) > as_it_stands + 1e-3
 
 
+@pytest.mark.parametrize("mass", [[0.9, 0.1], [0.5, 0.0, 0.25, 0.25], [1e-9, 0.3, 0.7 - 1e-9]])
+@pytest.mark.parametrize("steps", [2, 7, 30])
+def test_few_cells_are_composed_up_to_what_is_charged_for_rounding(
+    mass: list[float], steps: int
+) -> None:
+    """Against fractions. The smallest cell is no rounding, and so is not charged for each cell."""
+    exact = [Fraction(1)]
+    for _ in range(steps):
+        sums = [Fraction(0)] * (len(exact) + len(mass) - 1)
+        for i, one in enumerate(exact):
+            for j, other in enumerate(mass):
+                sums[i + j] += one * Fraction(other)
+        exact = sums
+    composed = module._compose(Law(1.0, -1, np.array(mass), 0.0), steps, 1e-5)
+    assert composed.first == -steps
+    assert len(composed.mass) == len(exact)
+    errors = [abs(Fraction(float(x)) - y) for x, y in zip(composed.mass, exact, strict=True)]
+    assert sum(errors) <= composed.rounding <= 1e-12
+    assert composed.truncated == 0
+
+
 def normal_losses(spread: float) -> Law:
     """Losses around spread²/2 on 81 points."""
     points = np.arange(-40, 41)
@@ -209,7 +231,7 @@ def test_moments_bound_epsilon_where_rounding_may_hide_more_than_half_of_delta(
 ) -> None:
     monkeypatch.setattr(module, "_fft_rounding", lambda _: share * 1e-3)
     monkeypatch.setattr(module, "_epsilon_by_moments", lambda *_: -1.0)
-    found = module._epsilon([(normal_losses(0.3), 2)], 1e-3)
+    found = module._epsilon([(normal_losses(0.3), 100)], 1e-3)
     assert (found == -1.0) == by_moments
 
 

@@ -62,6 +62,8 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 # an upper bound on ε in closed form.
 HOPELESS = 0.02
 SMALL_DELTA = 1e-10
+# dp-accounting's
+POISSON_ORDERS = (*(tenths / 10 for tenths in range(11, 110)), *range(11, 64), 128, 256, 512, 1024)
 WOR_ORDERS = tuple(range(2, 65))  # orders of Rényi divergences without replacement
 EVERY_STEP = Mixture((-math.inf, 0.0))  # exactly one shift in each step
 
@@ -236,6 +238,30 @@ def rdp_uniform(
     """
     divergences = steps * np.array(_wor_rdp(z, sample_rate, WOR_ORDERS))
     return float(dp_accounting.rdp.compute_epsilon(WOR_ORDERS, divergences, delta)[0])
+
+
+def rdp_together(
+    parts: Sequence[tuple[float, float, int]],
+    batches: Literal["uniform", "poisson"],
+    delta: float,
+) -> float:
+    """Return the Rényi-DP ε of steps of several kinds, one after the other.
+
+    Args:
+        parts: z, sample rate and number of steps of each kind.
+        batches: how all kinds draw their batches; `z` is as for `rdp_uniform` or `rdp`.
+        delta: δ at which ε is stated.
+    """
+    orders = WOR_ORDERS if batches == "uniform" else POISSON_ORDERS
+    divergences_of = _wor_rdp if batches == "uniform" else poisson_rdp
+    divergences = np.zeros(len(orders))
+    for z, sample_rate, steps in parts:
+        if sample_rate >= 1:
+            divergences += steps * np.array(orders) / (2 * z * z)
+        else:
+            divergences += steps * np.array(divergences_of(z, sample_rate, orders))
+    with quiet():
+        return float(dp_accounting.rdp.compute_epsilon(orders, divergences, delta)[0])
 
 
 @_composed

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from zdp_bench.privacy.accounting import HOPELESS, patient_epsilon, shifts_of_step
+from zdp_bench.privacy.accounting import (
+    EVERY_STEP,
+    HOPELESS,
+    SMALL_DELTA,
+    patient_epsilon,
+    rdp_together,
+    shifts_of_step,
+)
 from zdp_bench.privacy.loss_distribution import (
     epsilon_together,
     poisson_laws,
@@ -205,7 +212,9 @@ def compose_epsilon(spendings: Iterable[SpentSteps], delta: float) -> float:
     """Return an upper bound on the ε of everything that was spent on one data set.
 
     Formal guarantees: the bound holds for any adaptive order of the runs. For Poisson and full
-    batches, it is exact up to the grid. For fixed-size batches, it is as exact as `pld_uniform`.
+    batches, it is exact up to the grid. For fixed-size batches, it is as exact as `pld_uniform`. It
+    never exceeds the sum of the ε of k kinds of steps at δ/k each nor, below `SMALL_DELTA`, the
+    Rényi-DP ε.
 
     Raises:
         ValueError: some runs compare data sets under add-or-remove-one, others under replace-one.
@@ -235,7 +244,33 @@ def compose_epsilon(spendings: Iterable[SpentSteps], delta: float) -> float:
     laws_of = uniform_laws if adjacencies == {"replace_one"} else poisson_laws
     num_steps = sum(steps.values())
     parts = [(laws_of(z, drawn, num_steps, delta, width), number) for z, drawn, number in shifts]
-    return epsilon_together(parts, delta)
+    bounds = [epsilon_together(parts, delta), _sum_epsilons(steps, delta)]
+    if delta < SMALL_DELTA:  # as in `tight_epsilon`
+        bounds.append(_rdp_epsilon(steps, delta))
+    return min(bounds)
+
+
+def _sum_epsilons(steps: Mapping[_Kind, int], delta: float) -> float:
+    """Return the sum of the ε of each kind's steps, which have an equal share of δ each."""
+    share = delta / len(steps)
+    epsilons = []
+    for kind, number in steps.items():
+        mechanism = Mechanism.of_z(kind.z, kind.sampling)
+        epsilons.append(patient_epsilon(mechanism, kind.examples, number, share))
+    return sum(epsilons)
+
+
+def _rdp_epsilon(steps: Mapping[_Kind, int], delta: float) -> float:
+    """Return the Rényi-DP ε of all steps; ∞ if one may draw several of the examples."""
+    parts = []
+    for kind, number in steps.items():
+        z, drawn = shifts_of_step(*kind)
+        if kind.examples > 1 and drawn != EVERY_STEP:
+            return math.inf
+        rate = 1.0 if drawn == EVERY_STEP else kind.sampling.sample_rate
+        parts.append((z, rate, number))
+    is_uniform = any(kind.sampling.scheme == "uniform" for kind in steps)
+    return rdp_together(parts, "uniform" if is_uniform else "poisson", delta)
 
 
 def _steps_of_kinds(taken: Sequence[SpentSteps]) -> dict[_Kind, int]:

@@ -46,6 +46,9 @@ CELLS = 2**19  # at most, in all
 FINEST, MOST_CELLS = 1000, 2**21  # for a lower bound, which loses all of its rounding
 TAIL = 10.0  # standard deviations kept of every normal law; 8e-24 beyond counts as disclosure
 MOMENT_ROUNDING = 1e-14  # at most, of the logarithm of a law's moment; 6e-16 were seen
+SHORT = 2**12  # cells, at most, of composed steps that are convolved without an FFT
+FEW_CELLS = 128  # at most, of a law that is convolved with any other without an FFT
+SUM_ROUNDING = 2.0**-52  # at most, of a sum of probabilities, relative, for each of its terms
 CUT = 1e-5  # the share of δ that the cut upper tails of all steps together may hold
 
 
@@ -280,7 +283,7 @@ class _Composed(NamedTuple):
         mass: the probability of each loss.
         first: the first grid point.
         truncated: what was cut off in the tails, at most.
-        rounding: what the FFT's rounding may hide, at most.
+        rounding: what rounding may hide, at most.
     """
 
     mass: np.ndarray
@@ -297,6 +300,9 @@ def _compose(
     """Compose steps of one law."""
     if steps == 1:
         return _Composed(law.mass, law.first, 0.0, 0.0)
+    if (len(law.mass) - 1) * steps < SHORT:
+        mass = _power(law.mass, steps)
+        return _Composed(mass, law.first * steps, 0.0, len(mass) * SUM_ROUNDING)
     truncated = min(1e-15, 1e-4 * delta)
     with np.errstate(all="ignore"):  # some of its moments may overflow; it takes the best
         offset, convolved = dp_accounting.pld.common.self_convolve(law.mass, steps, truncated)
@@ -304,9 +310,39 @@ def _compose(
     return _Composed(mass, law.first * steps + offset, truncated, _fft_rounding(mass))
 
 
+def _power(mass: np.ndarray, steps: int) -> np.ndarray:
+    """Return the law of so many steps of the law `mass`, without an FFT.
+
+    Its relative rounding grows with its cells: each convolution adds that of a sum of as many terms
+    as the shorter factor has cells, and the law has more cells by as many.
+    """
+    power = np.ones(1)
+    square = mass
+    while steps:
+        if steps % 2:
+            power = np.convolve(power, square)
+        steps //= 2
+        if steps:
+            square = np.convolve(square, square)
+    return power
+
+
 def _fft_rounding(mass: np.ndarray) -> float:
-    """Return the most that the FFT may have hidden: it adds a floor, of either sign, to a cell."""
+    """Return the most that the FFT may have hidden: it adds a floor, of either sign, to a cell.
+
+    Of many cells, those at the ends hold next to nothing else. Few cells may all hold real
+    probabilities, so they are convolved directly.
+    """
     return len(mass) * abs(float(mass.min()))
+
+
+def _convolve(mass: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the convolution, and the most that its rounding may hide."""
+    fewer = min(len(mass), len(other))
+    if fewer <= FEW_CELLS:
+        return np.convolve(mass, other), fewer * SUM_ROUNDING
+    convolved = signal.fftconvolve(mass, other)
+    return convolved, _fft_rounding(convolved)
 
 
 def _epsilon(
@@ -318,10 +354,10 @@ def _epsilon(
     mass, first, truncated, rounding = _compose(first_law, first_steps, delta)
     for law, steps in parts[1:]:
         other = _compose(law, steps, delta)
-        mass = signal.fftconvolve(mass, other.mass)
+        mass, added = _convolve(mass, other.mass)
         first += other.first
         truncated += other.truncated
-        rounding += other.rounding + _fft_rounding(mass)
+        rounding += other.rounding + added
     if rounding > delta / 2:
         return _epsilon_by_moments(parts, delta)
     infinite = truncated - math.expm1(_log_finite(parts))
