@@ -210,6 +210,39 @@ def test_a_cache_with_a_key_for_each_item_is_accepted_and_kept() -> None:
     assert cached.num_misses == 120
 
 
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (np.array([1, 2], ">f4"), torch.float32),  # as in FITS, IDX and NIfTI files
+        (np.array([1, 2], ">i2"), torch.int16),
+        (1 + 2j, torch.complex128),
+        (np.complex64(1 + 2j), torch.complex64),
+        (2**63 - 1, torch.int64),
+    ],
+)
+def test_numbers_of_all_types_form_a_batch(value: Any, dtype: torch.dtype) -> None:
+    items = Items([(torch.zeros(3), value)] * 3)
+    items.require_independent()
+    _, targets = items.batch([0, 1])
+    assert targets.dtype == dtype
+    assert targets[1].tolist() == np.asarray(value).tolist()
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (2**63, "integer that does not fit in 64 bits"),
+        ({"code": -(2**70)}, "integer that does not fit in 64 bits"),
+        (torch.zeros(2).to(torch.float8_e4m3fn), r"torch\.float8_e4m3fn.*convert it"),
+        (np.zeros(2, "datetime64[s]"), "do not form a batch"),
+    ],
+)
+def test_numbers_that_torch_does_not_compute_with_are_refused(value: Any, sentence: str) -> None:
+    items = Items([(value, 0)] * 3)
+    with pytest.raises(UserError, match=sentence):
+        items.require_independent()
+
+
 class Shift:
     """A random transform as MONAI's: it has a generator, which `set_random_state` seeds."""
 

@@ -38,14 +38,39 @@ REREAD_SECONDS = 2.0
 MAX_DATASETS = 1000  # number of datasets in another one, such as a ConcatDataset
 DICTIONARIES = (dict, OrderedDict, defaultdict)  # a user's own kind may not be copied
 IMMUTABLE = (bool, int, float, complex, str, bytes, np.generic)
+INTEGERS = range(-(2**63), 2**63)  # those that a tensor of int64 can contain
+DTYPES = {  # those with which torch computes; it only stores others, such as float8
+    torch.bool,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+}
 
 
 def _copy_item(item: Any) -> Any:
-    """Return a copy of an item that shares no memory with it."""
+    """Return a copy of an item that shares no memory with it, in types that torch can batch."""
     if isinstance(item, Tensor):
         return item.clone()
     if isinstance(item, np.ndarray):
-        return item.copy()
+        return item.astype(item.dtype.newbyteorder("="))  # files may have another byte order
+    if isinstance(item, complex):
+        return np.complex128(item)
+    if isinstance(item, int) and item not in INTEGERS:
+        raise UserError(
+            "dataset: an item contains an integer that does not fit in 64 bits: number classes "
+            "from 0, and convert quantities to floats."
+        )
     if isinstance(item, dict):
         return {key: _copy_item(value) for key, value in item.items()}
     if type(item) in (tuple, list):
@@ -108,7 +133,7 @@ class Items:
             )
         try:
             inputs, targets = map(pack, default_collate(items))
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             raise UserError(
                 f"dataset: its items do not form a batch: {first_line(error)} All items must have "
                 "the same shape (pad them in the dataset) and contain tensors, numbers or arrays."
@@ -118,6 +143,11 @@ class Items:
                 raise UserError(
                     f"dataset: an item contains {leaf!r}, which is not a tensor, number or array: "
                     "encode classes and words as numbers."
+                )
+            if leaf.dtype not in DTYPES:
+                raise UserError(
+                    f"dataset: an item contains a tensor of {leaf.dtype}, with which torch does "
+                    "not compute: convert it in the dataset, such as to float32."
                 )
         if len(items) > 1 and _dtypes((inputs, targets)) != self._first_dtypes:
             raise UserError(
