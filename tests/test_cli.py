@@ -153,6 +153,11 @@ MISTAKES = [
     ("data check mnsit", "Did you mean 'mnist'?"),
     ("data fetch", "needs a data set"),
     ("data check nowhere", "dataset 'nowhere'"),
+    ("data cache fashion_mnist --delete", "all data sets share the cache"),  # deleted all of it
+    ("data show mnist --delete", "--delete: only `zdp-bench data cache` deletes"),
+    ("data cache --format json", "--format json: only `zdp-bench data show`"),
+    ("new recipe true", "recipe=true would be read as a value"),
+    ("new dataset nan", "dataset=nan would be read as a value"),
     ("results paths.results=a", "write --results a"),
     ("table paths.results=a", "write --results a"),
     ("table ++paths.results=a", "write --results a"),
@@ -284,6 +289,18 @@ def test_the_data_root_is_shown_and_damaged_files_are_told(
     assert (code, err.count("were expected")) == (2, 4)
     code, out, _ = run(capsys, "data", "fetch", "mnist", "--root", str(tmp_path))
     assert (code, "nothing is missing" in out) == (0, True)
+
+
+def test_a_data_sets_name_is_not_a_file_of_the_working_folder(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a data root, its folders were checked as the user's own data, and passed."""
+    write_mini_mnist(here / "root")
+    (here / "mnist").mkdir()
+    code, _, err = run(capsys, "data", "check", "mnist", "--root", str(here / "root"))
+    assert (code, err.count("were expected")) == (2, 4)
+    code, _, err = run(capsys, "data", "check", "./mnist", "--root", str(here / "root"))
+    assert "contains no file in a class folder" in err
 
 
 @pytest.mark.real_data

@@ -33,11 +33,16 @@ def check_values(run: Run) -> None:
 def _check_sampling(run: Run) -> None:
     trainer = run.trainer
     rate, size = trainer.sample_rate, trainer.batch_size
-    if trainer.sampling == "poisson":
-        rule = "Poisson sampling needs a rate, such as 0.01, or trainer.batch_size"
-        require(rate is not None or size is not None, "trainer.sample_rate", None, rule)
-    rule = f"{trainer.sampling} sampling needs batch_size or sample_rate, and not both"
-    require((size is None) != (rate is None), "trainer.batch_size", size, rule)
+    if rate is not None and size is not None:
+        raise UserError(
+            f"trainer.batch_size={size} with trainer.sample_rate={rate:g}: {trainer.sampling} "
+            "sampling needs only one of them; set the other one to null."
+        )
+    is_given = rate is not None or size is not None
+    rule = "Poisson sampling needs a rate, such as 0.01, or trainer.batch_size"
+    require(is_given or trainer.sampling != "poisson", "trainer.sample_rate", None, rule)
+    rule = f"{trainer.sampling} sampling needs a size, such as 64, or trainer.sample_rate"
+    require(is_given, "trainer.batch_size", None, rule)
     if "noise_multiplier" in run.algorithm.options and trainer.sampling == "shuffled":
         raise UserError(
             f"trainer.sampling=shuffled with algorithm={run.algorithm.name}: shuffled batches "

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "dataset",
         nargs="?",
-        help="a data set (required for fetch); with check, also your own folder or CSV, or "
+        help="a data set (required for fetch); with check, also your own ./FOLDER or CSV, or "
         "recipe=NAME and any key, to count examples that are not finite",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=argparse.SUPPRESS)
@@ -40,25 +40,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from zdp_bench import assets
     from zdp_bench.data import files
     from zdp_bench.registry import lookup, names_of_others
     from zdp_bench.report.terminal import describe_state, show_data_root
 
+    if options.delete and options.action != "cache":
+        raise UserError(
+            "--delete: only `zdp-bench data cache` deletes; it deletes the whole cache."
+        )
     if options.action == "cache":
+        _require_whole_cache(options)
         return _show_cache(options.delete)
     root = data_root(options)
     path = Path(options.dataset or "")  # of the user's own data, if it exists
-    if options.action == "check" and "=" in str(options.dataset) and not path.exists():
+    others = names_of_others("dataset") if options.dataset else []
+    # A data set's name is the data set, whatever is in the working folder; a path has a slash.
+    is_own = path.exists() and options.dataset not in {*assets.group(assets.DATASETS), *others}
+    if options.action == "check" and "=" in str(options.dataset) and not is_own:
         return _check_recipe([options.dataset, *options.overrides], options.root)
     if options.overrides:
         raise UserError(
             f"{options.overrides[0]}: `zdp-bench data check recipe=NAME` takes keys, and nothing "
             "else of `zdp-bench data` does."
         )
-    if options.action == "check" and options.dataset and path.exists():
+    if options.action == "check" and options.dataset and is_own:
         own_data = lookup("dataset", "folder")(path=str(path))
         return _print_problems(str(path), own_data.check_files(root))
-    if options.action == "check" and options.dataset in names_of_others("dataset"):
+    if options.action == "check" and options.dataset in others:
         return _count(options.dataset, root)
     try:
         cards = [files.card(options.dataset)] if options.dataset else files.cards()
@@ -162,6 +171,17 @@ def _print_problems(name: str, checked: Iterable[tuple[Path, str]]) -> int:
     if num_files:
         print(f"{name}: {num_files:,} files checked, {num_refused:,} refused")
     return 2 if num_refused else 0
+
+
+def _require_whole_cache(options: argparse.Namespace) -> None:
+    """Reject what would restrict or format the output of `zdp-bench data cache`."""
+    if options.dataset:
+        raise UserError(
+            f"zdp-bench data cache {options.dataset}: all data sets share the cache, so leave out "
+            "the name; --delete would delete all of it."
+        )
+    if options.format != "rich":
+        raise UserError(f"--format {options.format}: only `zdp-bench data show` prints a table.")
 
 
 def _show_cache(delete: bool) -> int:

@@ -45,10 +45,13 @@ def write_template(kind: str, name: str, folder: Path) -> list[Path]:
         UserError: the name is not valid or is taken, or a file exists already.
     """
     from zdp_bench import assets
+    from zdp_bench.config.words import NOT_NAMES
     from zdp_bench.registry import names
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UserError(f"'{name}' cannot be a name: use a-z, 0-9 and _, and begin with a letter.")
+    if name in NOT_NAMES:
+        raise UserError(f"'{name}' cannot be a name: {kind}={name} would be read as a value.")
     existing_names = assets.group(assets.RECIPES) if kind == "recipe" else names(kind)
     if name in existing_names:
         raise UserError(f"there is a {kind} '{name}' already; choose another name.")
