@@ -50,6 +50,10 @@ MISTAKES = [
     ("algorithm=sgd privacy.target_epsilon=1", "algorithm=sgd: "),
     (f"seed={2**64}", "must be less than 18446744073709551616"),
     ("trainer.sampling=shuffled trainer.batch_size=8 trainer.sample_rate=null", "have no ε"),
+    (
+        "algorithm=band_mf algorithm.bands=0",
+        "algorithm.bands=0: must be greater than or",
+    ),
     ("trainer.sample_rate=1e-300", "must be greater than or equal to 0.000000001"),
     ("algorithm.noise_multiplier=1e-300", "noise_multiplier=1e-300: "),
     ("execution.prefetch=100000000", "must be less than or equal to 1024"),

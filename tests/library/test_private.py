@@ -501,6 +501,10 @@ PROBES: list[Any] = [
         ({"start_steps": 2}, "trains others: it needs a linear model, such as real_linear"),
         *(({"seed": seed}, "whole number from 0 to") for seed in (-1, 2**64, 1.5, True)),
         *(({"micro_batch": size}, "whole number from 1 to") for size in (0, 1.5, "2")),
+        *(
+            ({"algorithm": "band_mf", "bands": bands}, "^bands=.* whole number from 1 to")
+            for bands in (0, -1, 1.5)
+        ),
         *(({"max_examples": most}, "whole number from 1 to") for most in (0, -1, 1.5, "2", True)),
         *(({"epochs": count}, "number from 1 to") for count in (math.inf, math.nan, 0, "3", None)),
         *(({"delta": delta}, "^delta=.*a number") for delta in ("1e-5", [1e-5], True)),

@@ -110,6 +110,7 @@ PRIVACY_RULES = {
     "gamma": NORM,
     "clip_quantile": SHARE,
     "start_steps": COUNT,
+    "bands": COUNT,
     "scale": NORM,
 }
 

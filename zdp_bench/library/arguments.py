@@ -209,6 +209,7 @@ KINDS = {
     "clip_quantile": _NUMBER.or_none(),
     "gamma": _NUMBER.or_none(),
     "start_steps": _whole_number(1, MAX_COUNT).or_none(),
+    "bands": _whole_number(1, MAX_COUNT),
 }
 
 
