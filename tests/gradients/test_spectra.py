@@ -11,6 +11,7 @@ from torch.func import grad, vmap
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import fast
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.gradients.parts import pack, takes_parts
 from zdp_bench.gradients.rules.circulant import Correlation
 from zdp_bench.gradients.spectra import kernel_domain, padded_domain
 
@@ -128,6 +129,47 @@ def test_many_examples_are_transformed_a_few_at_a_time(monkeypatch: pytest.Monke
 def test_what_has_no_padded_spectrum_is_refused(layer: nn.Module, says: str) -> None:
     with pytest.raises(UserError, match=says):
         padded_domain(nn.Sequential(layer), loss, torch.empty(0, 2, 7, 8))
+
+
+class TwoConvolutions(nn.Module):
+    """Calls `used` on one of its inputs, and `other` as `call` says."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__()
+        self.used, self.other = nn.Conv2d(2, 4, 3), nn.Conv2d(2, 4, 3)
+        self.call = call
+
+    def forward(self, maps: Tensor, more: Tensor | None = None) -> Tensor:
+        means = self.used(maps).flatten(2).mean(dim=2)
+        match self.call:
+            case "by keyword":
+                means = means + self.other(input=maps).flatten(2).mean(dim=2)
+            case "of a function":
+                means = means + F.conv2d(maps, self.other.weight).flatten(2).mean(dim=2)
+            case "on more":
+                means = means + self.other(more).flatten(2).mean(dim=2)
+        return means
+
+
+@pytest.mark.parametrize("call", ["never", "by keyword", "of a function"])
+def test_a_convolution_that_is_not_called_on_a_tensor_is_refused(call: str) -> None:
+    model = TwoConvolutions(call)
+    with pytest.raises(UserError, match="layer 'other' is a convolution that the model does not"):
+        padded_domain(model, loss, torch.empty(0, 2, 7, 8))
+    model.other.requires_grad_(False)
+    domain = padded_domain(model, loss, torch.empty(0, 2, 7, 8))
+    assert [*domain.spectra] == ["used.weight"]
+
+
+def test_padded_spectra_are_those_of_inputs_of_several_tensors() -> None:
+    model, maps = TwoConvolutions("on more"), torch.randn(5, 2, 7, 8)
+    inputs = pack({"maps": maps, "more": maps[..., :6]})
+    domain = padded_domain(model, loss, inputs[:0])
+    assert domain.spectra["used.weight"].sizes == (11, 13)
+    assert domain.spectra["other.weight"].sizes == (11, 9)
+    with takes_parts(model):
+        sums = domain.clipped_sum((inputs, torch.randn(5)), 1.0)
+    assert all(value.isfinite().all() for value in sums.values())
 
 
 @pytest.mark.parametrize("mode", ["zeros", "circular", "reflect"])

@@ -32,6 +32,7 @@ from zdp_bench.gradients.clipping import (
     zero_rows,
 )
 from zdp_bench.gradients.layer_gradient import LayerGradient
+from zdp_bench.gradients.parts import map_leaves, takes_parts
 from zdp_bench.gradients.rules import Rule
 from zdp_bench.gradients.rules.circulant import Correlation, correlate
 from zdp_bench.gradients.rules.convolution import pad_input
@@ -201,7 +202,8 @@ def padded_domain(
         like: inputs [n, ...] of the shape and data type that the model will get.
 
     Raises:
-        UserError: the model is complex, or has a grouped or transposed convolution.
+        UserError: the model is complex, or has a convolution that is grouped, transposed or not
+            called.
     """
     if like is None:
         raise ValueError("the size of a padded spectrum depends on the inputs: set Problem.like")
@@ -212,6 +214,12 @@ def padded_domain(
     rules: dict[nn.Module, Rule] = {}
     for name, weight, layer in layers:
         if isinstance(layer, Convolution):
+            if layer not in sizes:
+                raise UserError(
+                    f"layer '{name.rpartition('.')[0]}' is a convolution that the model does not "
+                    "call on one tensor, so it has no padded spectrum: freeze it, or use "
+                    f"{setting('algorithm', 'dp_sgd')}."
+                )
             if layer.transposed or layer.groups != 1:
                 raise UserError(
                     f"layer '{name.rpartition('.')[0]}' is a grouped or transposed convolution, "
@@ -285,6 +293,8 @@ def _input_sizes(
         arguments: tuple[Tensor, ...],
     ) -> None:
         assert isinstance(layer, Convolution)
+        if len(arguments) != 1:  # it is called by keyword
+            return
         (maps,) = arguments
         _, _, *sizes_of_map = pad_input(layer, maps[:1]).shape
         size = tuple(sizes_of_map)
@@ -298,8 +308,10 @@ def _input_sizes(
     device = next(model.parameters()).device
     was_training = model.training
     try:
-        with torch.no_grad(), torch.random.fork_rng():
-            example = like.new_zeros(1, *like.shape[1:], device=device)
+        with torch.no_grad(), torch.random.fork_rng(), takes_parts(model):
+            example = map_leaves(
+                lambda leaf: leaf.new_zeros(1, *leaf.shape[1:], device=device), like
+            )
             model.eval()(example)
     finally:
         model.train(was_training)
