@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from tests.library.conftest import Make
@@ -254,6 +255,41 @@ class Shift:
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         return values + self.generator.randn()
+
+
+class Turn:
+    """A random transform as Albumentations', whose `set_random_state` takes no seed."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+
+    def set_random_state(self, random_generator: Any, py_random: Any) -> None:
+        raise AssertionError
+
+    def set_random_seed(self, seed: int | None) -> None:
+        self.generator = np.random.default_rng(seed)
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        return values + self.generator.normal()
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [Turn(), [nn.Identity(), Turn()], {"train": Shift()}, (Shift, Shift())],
+    ids=["alone", "list", "dictionary", "beside its class"],
+)
+def test_transforms_are_seeded_wherever_a_dataset_keeps_them(kept: Any) -> None:
+    transform = kept
+    if isinstance(kept, list | tuple):
+        transform = kept[-1]
+    elif isinstance(kept, dict):
+        transform = kept["train"]
+    turned: Any = Changing(lambda index, _: transform(row(index)))
+    turned.kept = kept
+    items = Items(turned)
+    items.require_independent()
+    draws = [items.batch([1])[0] for _ in range(2)]
+    assert not torch.equal(*draws)
 
 
 @pytest.mark.parametrize("place", ["dataset", "concatenated", "subset"])

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import math
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ DIGEST_BATCH = 256  # number of examples that are hashed at once
 MIN_REREAD = 8
 MAX_REREAD = 1000
 REREAD_SECONDS = 2.0
-MAX_DATASETS = 1000  # number of datasets in another one, such as a ConcatDataset
+MAX_ENTRIES = 1000  # of a list in a dataset, such as the datasets of a ConcatDataset
 DICTIONARIES = (dict, OrderedDict, defaultdict)  # a user's own kind may not be copied
 IMMUTABLE = (bool, int, float, complex, str, bytes, np.generic)
 INTEGERS = range(-(2**63), 2**63)  # those that a tensor of int64 can contain
@@ -157,19 +158,21 @@ class Items:
         return inputs, targets
 
     def _seed_transforms(self) -> None:
-        """Seed MONAI's random transforms, which have generators of their own, from torch's."""
-        for transform in self._random_transforms:
-            transform.set_random_state(seed=int(torch.randint(2**32, ())))
+        """Seed random transforms that have generators of their own, from torch's."""
+        for seed in self._seed_functions:
+            seed(seed=int(torch.randint(2**32, ())))
 
     @cached_property
-    def _random_transforms(self) -> list[Any]:
-        """Objects with MONAI's `set_random_state`, in the dataset and in datasets inside it."""
-        transforms = []
+    def _seed_functions(self) -> list[Callable[..., Any]]:
+        """The methods that seed random transforms, in the dataset and in datasets inside it."""
+        methods = []
         for dataset in _datasets_in(self.dataset):
-            for value in (dataset, *getattr(dataset, "__dict__", {}).values()):
-                if callable(getattr(value, "set_random_state", None)):
-                    transforms.append(value)
-        return transforms
+            attributes = getattr(dataset, "__dict__", {}).values()
+            for entry in [dataset, *chain.from_iterable(map(_entries_of, attributes))]:
+                method = _seed_function(entry)
+                if method is not None:
+                    methods.append(method)
+        return methods
 
     @cached_property
     def _first_keys(self) -> Any:
@@ -253,13 +256,13 @@ class Items:
 
     def digest(self) -> str:
         """Return the SHA-256 of all examples in order. Each is read once."""
-        chain = hashlib.sha256()
+        hashed = hashlib.sha256()
         for start in range(0, len(self), DIGEST_BATCH):
             end = min(start + DIGEST_BATCH, len(self))
             inputs, targets = self.batch(range(start, end))
             part = state_digest({"inputs": unpack(inputs), "targets": unpack(targets)})
-            chain.update(part.encode())
-        return chain.hexdigest()
+            hashed.update(part.encode())
+        return hashed.hexdigest()
 
 
 @dataclass(eq=False)
@@ -308,13 +311,32 @@ def _exchanged(caches: list[_Cache]) -> Iterator[None]:
             cache.exchange()
 
 
+def _seed_function(transform: Any) -> Callable[..., Any] | None:
+    """Return the method that seeds a random transform of MONAI or Albumentations, or None."""
+    if isinstance(transform, type):
+        return None
+    for name in ("set_random_state", "set_random_seed"):  # of MONAI, of Albumentations
+        method = getattr(transform, name, None)
+        if inspect.isroutine(method) and "seed" in inspect.signature(method).parameters:
+            return method
+    return None
+
+
+def _entries_of(value: Any) -> list[Any]:
+    """Return the first entries of a list, tuple or dictionary, or a list of any other value."""
+    if isinstance(value, dict):
+        return list(islice(value.values(), MAX_ENTRIES))
+    if isinstance(value, list | tuple):
+        return list(value[:MAX_ENTRIES])
+    return [value]
+
+
 def _datasets_in(dataset: Any) -> list[Any]:
     """Return a dataset and those that it reads, such as the parts of a ConcatDataset."""
     datasets = [dataset]
     for outer in datasets:  # which grows
         for value in getattr(outer, "__dict__", {}).values():
-            entries = value[:MAX_DATASETS] if isinstance(value, list | tuple) else [value]
-            inner = [entry for entry in entries if isinstance(entry, Dataset)]
+            inner = [entry for entry in _entries_of(value) if isinstance(entry, Dataset)]
             datasets += [entry for entry in inner if all(entry is not known for known in datasets)]
     return datasets
 
