@@ -190,6 +190,39 @@ def test_a_share_of_tiny_features_has_norm_1() -> None:
         assert float(total.norm()) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
+def test_classes_may_be_integers_of_any_type(dtype: torch.dtype) -> None:
+    algorithm, _, kind = make(CASE)
+    inputs, targets = examples(7, kind)
+    expected = algorithm.contributions((inputs, targets))["linear.weight"]
+    found = algorithm.contributions((inputs, targets.to(dtype)))["linear.weight"]
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("target", [-100, -1, 3, 2**40])
+def test_an_example_whose_target_is_no_class_has_no_share(target: int) -> None:
+    """Losses ignore -100. An error would come after the step is counted."""
+    algorithm, _, kind = make(CASE)
+    inputs, targets = examples(7, kind)
+    expected = algorithm.contributions((inputs, targets))["linear.weight"]
+    targets[2] = target
+    found = algorithm.contributions((inputs, targets))["linear.weight"]
+    assert not found[2].any()
+    expected[2] = 0
+    assert torch.equal(found, expected)
+    total = summed(algorithm, (inputs, targets))["linear.weight"]
+    torch.testing.assert_close(total, expected.sum(dim=0))
+    shared = algorithm.contributions((inputs, targets), (3, 4))["linear.weight"]
+    assert shared.isfinite().all()
+
+
+def test_a_linear_layer_on_several_rows_of_an_example_is_refused() -> None:
+    problem = Problem(nn.Sequential(nn.Linear(5, 3)), Classification().loss, ONCE)
+    algorithm = ClassMeans(problem, noise_multiplier=1.0)
+    with pytest.raises(UserError, match="calls its linear layer on several: remove the key"):
+        algorithm.contributions((torch.randn(2, 4, 5), torch.tensor([0, 1])))
+
+
 def test_what_is_no_linear_layer_or_class_is_refused() -> None:
     for model, own in (("real_mlp", {"hidden": [4]}), ("complex_linear", {})):
         problem = Problem(lookup("model", model)((5,), 3, **own), Classification().loss, ONCE)

@@ -151,11 +151,19 @@ class ClassSums:
         else:  # such a model runs too rarely to be recorded
             features = run_apart(model, inputs, _compute_layer_inputs)
         directions = _normalize(features.detach().flatten(1).double())
+        if directions.shape[1] != self.layer.in_features:
+            raise UserError(
+                f"{self.key} takes one row of features for each example, and this model calls its "
+                "linear layer on several: remove the key."
+            )
         is_valid = (directions != 0).any(dim=1, keepdim=True)
         return directions, torch.where(is_valid, self._classes(targets), 0.0)
 
     def _classes(self, targets: Tensor) -> Tensor:
-        """Return y [B, outputs]."""
+        """Return y [B, outputs]; 0 if a target is no class, such as the -100 that losses ignore.
+
+        A refusal would come after the step is in the ledger, and would reveal the example.
+        """
         outputs = self.layer.out_features
         if targets.dim() != 1 or (outputs > 1 and targets.is_floating_point()):
             raise UserError(
@@ -165,7 +173,10 @@ class ClassSums:
         if outputs == 1:
             probabilities = targets.double().clamp(0, 1).nan_to_num()
             return (2 * probabilities - 1).unsqueeze(1)
-        return nn.functional.one_hot(targets, outputs).double() - 1 / outputs
+        classes = targets.long()
+        is_class = (classes >= 0) & (classes < outputs)
+        one_hot = nn.functional.one_hot(torch.where(is_class, classes, 0), outputs).double()
+        return torch.where(is_class.unsqueeze(1), one_hot - 1 / outputs, 0.0)
 
 
 @register("algorithm", "class_means")
