@@ -50,7 +50,7 @@ class BandMF(DPSGD):
 
     Raises:
         UserError: the model has complex parameters, or the sampling may draw an example again
-            within `bands` steps, as your own training loop does.
+            within `bands` > 1 steps, as your own training loop and a federation do.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ def _check_gradients(run: Run) -> None:
     if run.weight_standardisation and not algorithm.sums_gradients:
         raise UserError(
             f"model.weight_standardisation=true with algorithm={run.algorithm.name}: it needs an "
-            f"algorithm that sums whole gradients: {_list_with('sums_gradients')}."
+            f"algorithm that sums whole gradients: {' or '.join(_names_with('sums_gradients'))}."
         )
 
 
@@ -119,17 +119,21 @@ def _check_unit(run: Run) -> None:
     require_takes_shares(cause, run.algorithm.name)
 
 
-def require_takes_shares(cause: str, algorithm: str) -> None:
+def require_takes_shares(cause: str, algorithm: str, is_own_loop: bool = False) -> None:
     """Reject an algorithm that cannot clip several examples as one share.
 
     Args:
         cause: the setting that requires it, for the error.
         algorithm: name of the algorithm.
+        is_own_loop: whether the user's own loop runs it, which supports none of one release.
     """
     if not _type_of(algorithm).takes_shares:
+        others = _names_with("takes_shares")
+        if is_own_loop:
+            others = [name for name in others if not _type_of(name).releases_once]
         raise UserError(
             f"{cause} with {setting('algorithm', algorithm)}: it cannot clip several examples "
-            f"together. Use {_list_with('takes_shares')}, or remove the key."
+            f"together. Use {' or '.join(others)}, or remove the key."
         )
 
 
@@ -139,9 +143,9 @@ def _type_of(algorithm: str) -> type[Algorithm]:
     return algorithm_type(algorithm)
 
 
-def _list_with(trait: str) -> str:
-    """Return the algorithms whose class has a true attribute `trait`: 'dp_sgd or zeta_dp_sgd'."""
-    return " or ".join(name for name in names("algorithm") if getattr(_type_of(name), trait))
+def _names_with(trait: str) -> list[str]:
+    """Return the algorithms whose class has a true attribute `trait`."""
+    return [name for name in names("algorithm") if getattr(_type_of(name), trait)]
 
 
 def check_typed(run: Run, typed: Collection[str]) -> None:

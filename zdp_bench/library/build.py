@@ -175,7 +175,7 @@ def make_private(
     noise = Noise(noise_multiplier, target_epsilon, delta)
     private_algorithm = _build_algorithm(problem, plan, settings, noise)
     if units.owners is not None:
-        require_takes_shares("unit", algorithm)
+        require_takes_shares("unit", algorithm, is_own_loop=True)
     check_precision(precision, model, private_algorithm)
     mechanism = private_algorithm.mechanism()
 
