@@ -13,8 +13,9 @@ from tests.training.test_run import repeatable
 from zdp_bench import records
 from zdp_bench.config.schema import Run
 from zdp_bench.data.owners import count_owners
+from zdp_bench.extras.federated import node as nodes
 from zdp_bench.extras.federated import server
-from zdp_bench.extras.federated.node import Node, Site
+from zdp_bench.extras.federated.node import Node, RefusalError, Site
 from zdp_bench.extras.federated.roster import Roster
 from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.verification import verify
@@ -24,6 +25,7 @@ from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.training import checkpoint
 from zdp_bench.training.plan import Patients
 from zdp_bench.training.setup import load_data
+from zdp_bench.training.step import private_step
 
 # Every record in every step: then a central run and a federation's nodes together draw the same
 # ones.
@@ -178,4 +180,28 @@ def test_on_other_weights_a_round_drawn_again_is_another_release(configured: Mak
     assert all(torch.equal(one[name], same[name]) for name in one)
     told, _ = node.take_round(3, other)
     assert told["entries"] == 2
+    site.close()
+
+
+def test_a_round_is_not_repeated_with_smaller_micro_batches(
+    configured: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would add the same noise to a sum that is rounded otherwise, and count once."""
+    site = Site(configured("federated.nodes=2"))
+    node = site.node(1)
+    node.prepare("f" * 64, 8, None)
+    weights = {name: p.detach().clone() for name, p in trainable(site.setup.model).items()}
+    node.take_round(0, weights)
+
+    def step_without_memory(*arguments: Any) -> None:
+        private_step(*arguments)
+        node.micro_batch_size.examples //= 2
+
+    monkeypatch.setattr(nodes, "private_step", step_without_memory)
+    node.take_round(1, weights)
+    monkeypatch.setattr(nodes, "private_step", private_step)
+    for round_ in (0, 1):
+        with pytest.raises(RefusalError, match="join"):
+            node.take_round(round_, weights)
+    node.take_round(2, weights)
     site.close()

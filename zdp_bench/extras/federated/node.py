@@ -215,6 +215,8 @@ class Node:
         ledger: counts the node's releases. None until `prepare`, which also sets `setup`,
             `mechanism`, `micro_batch_size`, `reserved` (the number of releases that the site's
             other runs count for this run: all that it may make) and `max_releases`.
+        first_repeatable: the first round that this process may take. Earlier ones began with larger
+            micro-batches, so a repeat would add the same noise to a sum that is rounded otherwise.
     """
 
     def __init__(self, site: Site, number: int) -> None:
@@ -278,6 +280,7 @@ class Node:
         site.check(self.setup)
         self.mechanism = self.setup.mechanism
         self.micro_batch_size = self.setup.micro_batch_size()
+        self.first_repeatable = 0
         # The noise depends on plug-ins, node and data. With `federated.patients=own`, only the site
         # knows the digest of its data, so nobody else can compute its noise.
         key_parts = f"{foreign_code(site.config.plugins)}:node {self.number}:{site.data.digest}"
@@ -413,13 +416,14 @@ class Node:
         Raises:
             BudgetExceeded: the next step would exceed `privacy.max_epsilon`. Earlier steps of the
                 round count, although their sum is not sent.
-            RefusalError: this process was not asked to `prepare`. The server then asks it to join
-                again.
+            RefusalError: this process was not asked to `prepare`, or memory ran out since the round
+                was taken first. The server then asks it to join again.
             WeightsChangedError: the model or the loss changed a weight.
         """
-        if self.ledger is None:
+        if self.ledger is None or round_ < self.first_repeatable:
             raise RefusalError(MUST_JOIN_AGAIN)
         setup = self.setup
+        size_before = self.micro_batch_size.examples
         parameters = trainable(setup.model)
         with torch.no_grad():
             for name, parameter in parameters.items():
@@ -439,10 +443,14 @@ class Node:
         )
         local_steps = self.config.federated.local_steps
         first = round_ * local_steps
-        with setup.arithmetic():
-            for step in range(first, first + local_steps):
-                batches, divisor = setup.draw(key, step, self.micro_batch_size)
-                private_step(training, step, batches, divisor, weights_digest)
+        try:
+            with setup.arithmetic():
+                for step in range(first, first + local_steps):
+                    batches, divisor = setup.draw(key, step, self.micro_batch_size)
+                    private_step(training, step, batches, divisor, weights_digest)
+        finally:
+            if self.micro_batch_size.examples != size_before:  # halved, because memory ran out
+                self.first_repeatable = round_ + 1
         values = self.report_position() | {"round": round_}
         return values, optimizer.sums
 
