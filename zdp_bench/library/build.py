@@ -110,7 +110,8 @@ def make_private(
             known whether this model took them. They are not part of `epochs`. Default: False.
         regulariser: A function of the model that returns a real number, such as a penalty on the
             weights or a loss of public examples. Its gradient is added to each step's after the
-            noise. It costs no ε, so it must not depend on any training example.
+            noise, except in the first `start_steps`, which set the weights. It costs no ε, so it
+            must not depend on any training example.
         probe: Examples (inputs, targets), [B, ...], that are public or made up. Needed if model or
             loss cannot run on random inputs; the checks then use these examples.
         unit: Owner of each example, such as its patient: a column of strings or numbers, [n], or a
