@@ -215,7 +215,8 @@ def attack(subject: Subject, place: Path, seeds: range) -> list[str]:
     for seed in seeds:
         draw = random.Random(seed)
         damaged = Path(shutil.copytree(sound, place / f"{seed}"))
-        path = draw.choice(sorted(damaged.glob(subject.files)))
+        files = [path for path in damaged.glob(subject.files) if path.is_file()]
+        path = draw.choice(sorted(files))
         damage = draw.choice(subject.damages)
         try:
             damage(path, draw)
