@@ -107,6 +107,17 @@ def test_a_plane_is_no_volume(tmp_path: Path, suffix: str) -> None:
         nifti.read_header(path)
 
 
+@pytest.mark.parametrize("sides", ["300000000", "11", "0", "-3", "", "3\nNDims = 300000000"])
+def test_an_mha_of_more_dimensions_than_there_is_room_for_is_refused(
+    tmp_path: Path, sides: str
+) -> None:
+    path = tmp_path / "v.mha"
+    sitk.WriteImage(sitk.GetImageFromArray(np.zeros((4, 3, 2), np.int16)), str(path))
+    path.write_bytes(path.read_bytes().replace(b"NDims = 3", f"NDims = {sides}".encode(), 1))
+    with pytest.raises(UserError, match="dimensions; three were expected"):
+        nifti.read_header(path)
+
+
 LONG = b"x" * 700
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zdp_bench.disk import expand_home
 from zdp_bench.errors import UserError
 
 if TYPE_CHECKING:
@@ -80,6 +79,8 @@ def print_sheet(sheet: Sheet, form: str) -> None:
 
 def data_root(options: argparse.Namespace) -> Path:
     """Return the data root: --root, else $ZDP_DATA, else a folder in the user's cache."""
+    from zdp_bench.disk import expand_home
+
     root = expand_home(options.root or os.environ.get("ZDP_DATA") or "~/.cache/zdp-bench")
     if root.is_file():
         raise UserError(

@@ -53,6 +53,10 @@ def _is_whole_nrrd(path: Path) -> bool:
         _require_short_fields(path, lines)
         is_apart = bool(re.search(rb"^data ?file:", lines, flags=re.MULTILINE | re.IGNORECASE))
     else:
+        # SimpleITK ends the process if it has no room for the sides of so many dimensions.
+        counts = re.findall(rb"^\s*NDims\s*=\s*(\d*)", head, flags=re.MULTILINE)
+        others = [count.decode() for count in counts if count != b"3"] if counts else ["0"]
+        expect(not others, f"has {''.join(others)[:12] or 'no'} dimensions; three were expected")
         is_apart = not re.search(rb"^ElementDataFile *= *LOCAL\s*$", head, flags=re.MULTILINE)
     expect(not is_apart, "keeps its voxels in another file; save it as one file, .mha or .nrrd")
     return is_nrrd

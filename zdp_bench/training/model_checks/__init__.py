@@ -124,6 +124,8 @@ def check(
             _check_shapes(copy_apart(model), batch[0][:1])
             restore()
             _refuse_stored_terms(model, example_loss, batch)
+            if state.alone:
+                _require_influence_alone(model, batch[0], state)
             _check_losses(model, example_loss, batch)
         _check_gradients(model, batch[0], state)
         restore()
@@ -415,8 +417,6 @@ def _check_gradients(model: nn.Module, inputs: Tensor, state: State) -> None:
     with torch.enable_grad():
         output = reference.compute_outputs(model, inputs)
         gradients = _differentiate(output, trained)
-    if state.alone:
-        _require_influence_alone(model, inputs, state)
     largest = max(map(_largest, gradients), default=0.0)
     if largest <= NO_GRADIENT * float(output.detach().abs().max()):
         raise UserError(
