@@ -140,7 +140,10 @@ TEXTS = [
     ),
     *(("+tags=[a,1_2,3]", '+tags=[a,"1_2",3]'), ("paths.results=1e3", 'paths.results="1e3"')),
     *(("dataset.path=2024_01,x", 'dataset.path="2024_01",x'), ("name=true", 'name="true"')),
-    *((word, word) for word in ("model.init_from=12", "~name", "name=null", "seed=1_0")),
+    *(
+        (word, word)
+        for word in ("dataset.name=1e3", "model.init_from=12", "~name", "name=null", "seed=1_0")
+    ),
     *((word, word) for word in ("optimizer.lr=1e-1,1e-2", "seed=range(1,3)", "name='1_0'")),
 ]
 

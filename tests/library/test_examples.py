@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -168,12 +169,18 @@ def test_items_that_draw_from_global_generators_or_are_cached_are_accepted(name:
     Items(Changing(INDEPENDENT[name])).require_independent()
 
 
+class Grade(IntEnum):
+    LOW = 0
+    HIGH = 1
+
+
 class Cached(Dataset[Any]):
     """A data set that keeps rows under the key of a function, as under the name of a file."""
 
     def __init__(self, key_of: Callable[[int], Any], length: int = 60) -> None:
         self.key_of, self.length = key_of, length
         self.cache: dict[Any, torch.Tensor] = {}
+        self.alias: dict[Any, torch.Tensor] = {}
         self.num_misses = 0
 
     def __len__(self) -> int:
@@ -211,6 +218,17 @@ def test_a_cache_with_a_key_for_each_item_is_accepted_and_kept() -> None:
     assert cached.num_misses == 120
 
 
+def test_a_cache_under_two_names_is_accepted() -> None:
+    class Aliased(Cached):
+        def __getitem__(self, index: int) -> Any:
+            super().__getitem__(index)
+            return self.alias[index] + torch.randn(4), 0
+
+    aliased = Aliased(lambda index: index)
+    aliased.alias = aliased.cache
+    Items(aliased).require_independent()
+
+
 @pytest.mark.parametrize(
     ("value", "dtype"),
     [
@@ -219,6 +237,7 @@ def test_a_cache_with_a_key_for_each_item_is_accepted_and_kept() -> None:
         (1 + 2j, torch.complex128),
         (np.complex64(1 + 2j), torch.complex64),
         (2**63 - 1, torch.int64),
+        (Grade.HIGH, torch.int64),
     ],
 )
 def test_numbers_of_all_types_form_a_batch(value: Any, dtype: torch.dtype) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Collection
 from dataclasses import is_dataclass
 from operator import attrgetter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_origin
 
 from annotated_types import Interval, Len, MinLen
 
@@ -204,7 +204,8 @@ def option_takes_text(kind: str, key: str) -> bool:
     if kind in TORCH:  # whose texts are among few words
         return False
     hints = [option_types(kind, lookup(kind, name)).get(key) for name in names(kind)]
-    return any(takes_text(hint) for hint in hints if hint is not None)
+    options = [hint for hint in hints if hint is not None and get_origin(hint) is not ClassVar]
+    return any(map(takes_text, options))
 
 
 def drop_foreign_options(

@@ -39,7 +39,7 @@ REREAD_SECONDS = 2.0
 MAX_ENTRIES = 1000  # of a list in a dataset, such as the datasets of a ConcatDataset
 DICTIONARIES = (dict, OrderedDict, defaultdict)  # a user's own kind may not be copied
 IMMUTABLE = (bool, int, float, complex, str, bytes, np.generic)
-INTEGERS = range(-(2**63), 2**63)  # those that a tensor of int64 can contain
+MAX_INTEGER = 2**63 - 1  # of a tensor of int64
 DTYPES = {  # those with which torch computes; it only stores others, such as float8
     torch.bool,
     torch.uint8,
@@ -67,7 +67,7 @@ def _copy_item(item: Any) -> Any:
         return item.astype(item.dtype.newbyteorder("="))  # files may have another byte order
     if isinstance(item, complex):
         return np.complex128(item)
-    if isinstance(item, int) and item not in INTEGERS:
+    if isinstance(item, int) and not -MAX_INTEGER - 1 <= item <= MAX_INTEGER:
         raise UserError(
             "dataset: an item contains an integer that does not fit in 64 bits: number classes "
             "from 0, and convert quantities to floats."
@@ -233,8 +233,11 @@ class Items:
         """Reject items that differ without what the items read so far have left in caches."""
         for index in indices:
             cached = self._read_seeded(index)
-            with _exchanged(caches):
-                uncached = self._read_seeded(index)
+            try:
+                with _exchanged(caches):
+                    uncached = self._read_seeded(index)
+            except Exception:  # the dataset reads it under another name, which is not exchanged
+                continue
             if not _are_same(cached, uncached):
                 names = ", ".join(f"'{cache.name}'" for cache in caches if cache.has_other_keys())
                 raise UserError(

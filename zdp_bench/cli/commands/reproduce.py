@@ -11,7 +11,6 @@ import argparse
 import sys
 
 from zdp_bench.cli.arguments import RESULTS, add_overrides, print_sheet
-from zdp_bench.disk import expand_home
 from zdp_bench.errors import UserError, unknown
 
 GROUP = "reproduce"
@@ -46,6 +45,7 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.cli.commands.table import write_sheet, write_tables
     from zdp_bench.config.compose import group_options
     from zdp_bench.config.words import read_words, split_word
+    from zdp_bench.disk import expand_home
     from zdp_bench.experiments import reproduce
     from zdp_bench.experiments.claims import build_table, require_unchanged
     from zdp_bench.report import papers
