@@ -142,7 +142,14 @@ TEXTS = [
     *(("dataset.path=2024_01,x", 'dataset.path="2024_01",x'), ("name=true", 'name="true"')),
     *(
         (word, word)
-        for word in ("dataset.name=1e3", "model.init_from=12", "~name", "name=null", "seed=1_0")
+        for word in (
+            "dataset.name=1e3",
+            "model.return=1e3",
+            "model.init_from=12",
+            "~name",
+            "name=null",
+            "seed=1_0",
+        )
     ),
     *((word, word) for word in ("optimizer.lr=1e-1,1e-2", "seed=range(1,3)", "name='1_0'")),
 ]

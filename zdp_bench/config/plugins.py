@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Collection
 from dataclasses import is_dataclass
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar, Literal, get_origin
+from typing import Annotated, Any, Literal
 
 from annotated_types import Interval, Len, MinLen
 
@@ -203,9 +203,9 @@ def option_takes_text(kind: str, key: str) -> bool:
     """Return True if an option of this name is a text in some plug-in of a kind."""
     if kind in TORCH:  # whose texts are among few words
         return False
-    hints = [option_types(kind, lookup(kind, name)).get(key) for name in names(kind)]
-    options = [hint for hint in hints if hint is not None and get_origin(hint) is not ClassVar]
-    return any(map(takes_text, options))
+    builders = [lookup(kind, name) for name in names(kind)]
+    having_it = [builder for builder in builders if key in defaults(builder)]
+    return any(takes_text(option_types(kind, builder)[key]) for builder in having_it)
 
 
 def drop_foreign_options(
