@@ -90,6 +90,27 @@ def test_the_target_is_kept_also_where_steps_are_taken_again(make: Make, caplog:
     assert 1.9 < resumed.epsilon <= 2.0
 
 
+def test_a_step_that_failed_uses_up_the_target_in_one_sentence(make: Make) -> None:
+    """The steps of a plan exhaust target_epsilon, so none is left for a repeat."""
+    fails = False
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if fails:
+            raise RuntimeError("out of luck")
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    private = make(target_epsilon=2.0, loss=loss)
+    train(private, most=private.steps - 1)
+    batch = next(private.batches())
+    fails = True
+    with pytest.raises(Exception, match="luck"):
+        private.step(batch)
+    fails = False
+    with pytest.raises(UserError, match="used up, because steps that failed count too"):
+        private.step(batch)
+    assert private.epsilon <= 2.0
+
+
 def test_a_resumed_training_goes_on_from_the_saved_state(make: Make) -> None:
     def parts() -> tuple[Any, list[torch.optim.Optimizer], Any]:
         model: Any = network()

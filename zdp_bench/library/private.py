@@ -263,7 +263,8 @@ class Private:
 
         Raises:
             UserError: `batch` is another one, the model is not the one that was checked, the model
-                has diverged, or the training was closed or belongs to another process.
+                has diverged, `target_epsilon` is used up, or the training was closed or belongs to
+                another process.
         """
         self.ledger.require_own_process()
         if self._is_closed:
@@ -279,6 +280,11 @@ class Private:
         if batch is None or batch is not self._pending:
             raise UserError(
                 "private.step takes the batch that private.batches() yielded last, and only once."
+            )
+        if self._is_spent():
+            raise UserError(
+                "target_epsilon is used up, because steps that failed count too: the training ends "
+                "here."
             )
         require_gradients("private.step")
         parameters = self._check_weights()
