@@ -197,6 +197,15 @@ def test_two_processes_that_force_a_secure_run_at_once_lose_no_release(
     assert first.record.document["run"] != finished.record.document["run"]
 
 
+def test_a_secure_run_without_its_ledger_is_not_forced(tmp_path: Path) -> None:
+    """The steps of its record counted no more: 25 of 45 steps after a kill."""
+    first = carry_out(tmp_path, "privacy.secure=true")
+    first.path.with_name("ledger.jsonl").unlink()
+    with pytest.raises(UserError, match="but not its ledger"):
+        carry_out(tmp_path, "privacy.secure=true", "force=true")
+    assert first.path.exists()
+
+
 def test_a_run_of_a_recipe_called_nodes_is_no_node(finished: Outcome, tmp_path: Path) -> None:
     """Its ledger in a renamed folder is found, so that no noise is drawn for two sums."""
     run_digest = finished.record.run

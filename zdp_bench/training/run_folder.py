@@ -20,6 +20,7 @@ from zdp_bench.errors import UserError, show_warnings, suggestion
 from zdp_bench.privacy.ledger import (
     Ledger,
     LedgerError,
+    find_ledgers,
     has_steps,
     is_ledger,
     next_aside,
@@ -173,11 +174,29 @@ def _replacing(home: Path, anew: bool) -> Iterator[None]:
     settle_replaced(home)
     try:
         if anew:
+            _require_ledger(home)
             start_anew(home, keep=True)
         yield
     except BaseException:
         settle_replaced(home)
         raise
+
+
+def _require_ledger(home: Path) -> None:
+    """Reject a finished run with secure noise of which only the record is left, as in a clone.
+
+    Steps are counted in ledgers, so those of the record would not count beside new ones. Seeded
+    steps that are repeated are the same releases.
+    """
+    record = records.read(home / "record.json")
+    if record is None or not record.privacy.is_secure:
+        return
+    if not find_ledgers(home, ignored=("record.json",)):
+        raise UserError(
+            f"{home}: has the record of a run with secure noise, but not its ledger, so its steps "
+            "would not count if it ran again there. Use another results folder: "
+            "paths.results=FOLDER."
+        )
 
 
 def settle_replaced(home: Path) -> None:
