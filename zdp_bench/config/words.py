@@ -78,23 +78,21 @@ def _quote_texts(word: str) -> str:
     override = _parse_word(word)
     start, _, typed = word.partition("=")
     value = override.value()
-    brackets = "[]" if isinstance(value, list) else ""
+    opening, closing = ("[", "]") if isinstance(value, list) else ("", "")
     values = value.list if isinstance(value, ChoiceSweep) else value
     values = values if isinstance(values, list) else [values]
-    texts = typed.strip(brackets).split(",") if brackets else typed.split(",")
-    are_changed = [
-        isinstance(value, int | float) and text.strip() != str(value)
-        for text, value in zip(texts, values, strict=False)
-    ]
+    texts = typed.strip(opening + closing).split(",")
+    quoted = list(map(_quote_if_changed, texts, values))
     is_plain = len(texts) == len(values)  # no sweep's function, and no comma in quotes
-    if not is_plain or not any(are_changed) or not _takes_text(str(override.key_or_group)):
+    if not is_plain or quoted == texts or not _takes_text(str(override.key_or_group)):
         return word
-    quoted = [
-        f'"{text.strip()}"' if is_changed else text
-        for text, is_changed in zip(texts, are_changed, strict=True)
-    ]
-    opening, closing = brackets[:1], brackets[1:]
     return f"{start}={opening}{','.join(quoted)}{closing}"
+
+
+def _quote_if_changed(text: str, value: Any) -> str:
+    """Return a typed text in quotes if Hydra reads it as a number that is written differently."""
+    is_changed = isinstance(value, int | float) and text.strip() != str(value)
+    return f'"{text.strip()}"' if is_changed else text
 
 
 def _takes_text(key: str) -> bool:
