@@ -153,13 +153,9 @@ def start_anew(home: Path, keep: bool = False) -> None:
     for path in sorted(files, key=lambda path: path.name != "record.json"):
         if path.name == "spending.json" or is_ledger(path):
             continue
-        if not keep:
+        if not keep or (is_kept and not path.name.endswith(REPLACED)):
             path.unlink()
-        elif path.name.endswith(REPLACED):
-            continue
-        elif is_kept:
-            path.unlink()
-        else:
+        elif not is_kept:
             disk.rename(path, path.with_name(path.name + REPLACED))
     for ledger in ledgers:
         set_aside(ledger)
