@@ -62,7 +62,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 # an upper bound on ε in closed form.
 HOPELESS = 0.02
 SMALL_DELTA = 1e-10
-# dp-accounting's
+# Orders of Rényi divergences of Poisson batches, which dp-accounting uses too.
 POISSON_ORDERS = (*(tenths / 10 for tenths in range(11, 110)), *range(11, 64), 128, 256, 512, 1024)
 WOR_ORDERS = tuple(range(2, 65))  # orders of Rényi divergences without replacement
 EVERY_STEP = Mixture((-math.inf, 0.0))  # exactly one shift in each step
@@ -236,8 +236,7 @@ def rdp_uniform(
     Wang, Balle & Kasiviswanathan 2019, Theorem 27, with the tight conversion. z is relative to the
     doubled shift.
     """
-    divergences = steps * np.array(_wor_rdp(z, sample_rate, WOR_ORDERS))
-    return float(dp_accounting.rdp.compute_epsilon(WOR_ORDERS, divergences, delta)[0])
+    return rdp_together([(z, sample_rate, steps)], "uniform", delta)
 
 
 def rdp_together(
