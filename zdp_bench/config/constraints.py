@@ -125,7 +125,7 @@ def require_takes_shares(cause: str, algorithm: str, is_own_loop: bool = False) 
     Args:
         cause: the setting that requires it, for the error.
         algorithm: name of the algorithm.
-        is_own_loop: whether the user's own loop runs it, which supports none of one release.
+        is_own_loop: whether the user's own loop runs it. No algorithm with a single release can.
     """
     if not _type_of(algorithm).takes_shares:
         others = _names_with("takes_shares")

@@ -223,7 +223,7 @@ def require_kinds(arguments: Mapping[str, Any]) -> None:
 
 
 def with_python_numbers(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function: of numbers that NumPy or a tensor holds, it gets Python's own."""
+    """Decorate a function so that it gets Python's numbers instead of NumPy's or a tensor's."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -235,9 +235,9 @@ def with_python_numbers(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _as_python(value: Any) -> Any:
-    """Return the number of a NumPy number, or of an array or tensor of no dimension."""
-    is_single = isinstance(value, np.ndarray | Tensor) and value.ndim == 0
-    return value.item() if is_single or isinstance(value, np.generic) else value
+    """Return a NumPy number, or an array or tensor without dimensions, as Python's number."""
+    is_single = isinstance(value, np.generic | np.ndarray | Tensor) and value.ndim == 0
+    return value.item() if is_single else value
 
 
 def require_sampling(

@@ -123,9 +123,9 @@ def _digest(owners: Patients) -> str:
 
 
 def _as_python(value: Any) -> Any:
-    """Return what a tensor, an array or a NumPy number holds: dates as text, without a missing one.
+    """Return the Python values in a tensor, an array or a NumPy number, with dates as text.
 
-    Of dates, `tolist` would return numbers, even of a missing date.
+    `tolist` would return dates as numbers, even a missing date.
     """
     if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "mM":
         value = value.astype(str)
