@@ -148,8 +148,8 @@ def signal_names(header: Path) -> set[str]:
     """Return the names of the signal files in a record's header; none if it cannot be read."""
     with suppress(UserError), reading(header):
         lines = read_text(header, MAX_HEADER, "latin-1").splitlines()
-        words = [line.split() for line in lines if not line.startswith("#")]
-        return {line[0] for line in [line for line in words if line][1:]}
+        _, *leads = [line for line in lines if line.strip() and not line.startswith("#")]
+        return {lead.split()[0] for lead in leads}
     return set()
 
 

@@ -221,8 +221,8 @@ class Folder(Form, Dataset):
         checked = list(files.read_each(items, partial(self._check, kind), self.bad_examples))
         require(bool(checked), "dataset.path", path, "contains no readable file")
         facts = [file_facts for _, file_facts in checked]
-        for item, file_facts in checked:
-            first, first_facts = checked[0]
+        first, first_facts = checked[0]
+        for item, file_facts in checked[1:]:
             readers.require_same_channels(item.path, file_facts, first.path, first_facts)
         num_skipped = len(items) - len(checked)
         if all(item.part for item in items):
