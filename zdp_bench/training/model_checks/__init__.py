@@ -451,13 +451,12 @@ def _require_influence_alone(model: nn.Module, inputs: Tensor, state: State) -> 
             return
     for name in names:
         layer_name = name.rpartition(".")[0]
-        if getattr(model.get_submodule(layer_name), "batch_first", True):
-            continue
-        raise UserError(
-            f"{describe_layer(model, layer_name)} has batch_first=False, so it takes the examples "
-            f"of a batch for the steps of one sequence, and noise alone would train '{name}': "
-            "build it with batch_first=True, or transpose its inputs and outputs."
-        )
+        if not getattr(model.get_submodule(layer_name), "batch_first", True):
+            raise UserError(
+                f"{describe_layer(model, layer_name)} has batch_first=False, so it takes the "
+                "examples of a batch for the steps of one sequence, and noise alone would train "
+                f"'{name}': build it with batch_first=True, or transpose its inputs and outputs."
+            )
     raise UserError(
         f"parameter '{names[0]}' changes the outputs of a batch, but not the output for a single "
         "example. Noise alone would train it, because examples run one at a time: "
