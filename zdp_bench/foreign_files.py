@@ -171,6 +171,26 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
         return file.read(max(size, MAX_TEXT))  # as much as is asked for is allocated
 
 
+def read_setting(setting: str, path: Path, max_bytes: int, advice: str = "") -> bytes:
+    """Read the content of a regular file that a setting names.
+
+    Args:
+        setting: the setting, such as "model.weights=a.pth", for errors.
+        path: path of the file.
+        max_bytes: maximum size of the file.
+        advice: a sentence that says what else to set if there is no such file.
+
+    Raises:
+        UserError: The file is missing, larger than `max_bytes`, not a regular file or unreadable.
+    """
+    try:
+        return read_bytes(path, max_bytes)
+    except FileNotFoundError:
+        raise UserError(f"{setting}: file not found. {advice}".rstrip()) from None
+    except OSError as error:
+        raise UserError(f"{setting}: {error.strerror}.") from None
+
+
 def read_text(
     path: Path,
     max_bytes: int = MAX_TEXT,

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from zdp_bench.disk import expand_home
 from zdp_bench.errors import UserError, first_line, require
-from zdp_bench.foreign_files import Unfit, parse_weights, read_bytes
+from zdp_bench.foreign_files import Unfit, parse_weights, read_setting
 from zdp_bench.models import WeightsFile, Width, image_shape
 from zdp_bench.registry import register
 
@@ -187,17 +187,12 @@ def _weights(source: str) -> dict[str, Tensor]:
                 f"model.weights=imagenet: torchvision could not download them ({error}). Set "
                 "model.weights=FILE to a copy of resnet18-f37072fd.pth."
             ) from None
-    if not path.is_file():
-        raise UserError(
-            f"model.weights={source}: file not found. Set it to imagenet, untrained, or a copy of "
-            "resnet18-f37072fd.pth."
-        )
+    advice = "Set it to imagenet, untrained, or a copy of resnet18-f37072fd.pth."
+    content = read_setting(f"model.weights={source}", path, MAX_WEIGHTS, advice)
     try:
-        return parse_weights(read_bytes(path, MAX_WEIGHTS))
+        return parse_weights(content)
     except Unfit as error:
         raise UserError(f"model.weights={source}: {error}.") from None
-    except UserError:
-        raise
     except Exception as error:
         raise UserError(
             f"model.weights={source}: cannot be read as weights ({type(error).__name__})."

@@ -21,7 +21,7 @@ from zdp_bench.data import Splits
 from zdp_bench.data.files import Card, card
 from zdp_bench.disk import expand_home
 from zdp_bench.errors import UserError, in_one_line
-from zdp_bench.foreign_files import Unfit, parse_as, read_bytes
+from zdp_bench.foreign_files import Unfit, parse_as, read_setting
 from zdp_bench.models import WeightsFile
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
@@ -166,21 +166,11 @@ def digest_weights_files(config: Run) -> dict[str, str]:
         for mark in getattr(hints[name], "__metadata__", ()):
             if isinstance(mark, WeightsFile) and value not in mark.names:
                 key = f"model.{name}"
-                content = _read_weights_file(key, value, mark)
+                advice = f"Set it to the path of a file, or one of {', '.join(mark.names)}."
+                path = expand_home(value)
+                content = read_setting(f"{key}={value}", path, mark.max_bytes, advice)
                 digests[key] = hashlib.sha256(content).hexdigest()
     return digests
-
-
-def _read_weights_file(key: str, value: str, mark: WeightsFile) -> bytes:
-    try:
-        return read_bytes(expand_home(value), mark.max_bytes)
-    except FileNotFoundError:
-        raise UserError(
-            f"{key}={value}: file not found. Set it to the path of a file of weights, or one of "
-            f"{', '.join(mark.names)}."
-        ) from None
-    except Unfit as error:
-        raise UserError(f"{key}={value}: {error}.") from None
 
 
 def _list_trained_on(init_from: str, record: Record) -> tuple[DataSet, ...]:

@@ -28,7 +28,7 @@ from zdp_bench.extras.transforms.normalisation import (
     normalise_each,
     require_pictures,
 )
-from zdp_bench.foreign_files import MAX_TEXT, Unfit, parse_weights, read_bytes
+from zdp_bench.foreign_files import MAX_TEXT, Unfit, parse_weights, read_setting
 from zdp_bench.registry import register
 
 Library = Literal["timm"]
@@ -199,7 +199,8 @@ def _load(
         path = expand_home(weights)
         facts = {"weights": path.name, "licence": "of the file's owner", "file": True}
     num_bytes = sum(tensor.nbytes for tensor in network.state_dict().values())
-    content = _read(path, weights, 2 * num_bytes + MAX_TEXT)  # at most, they are in float64
+    max_bytes = 2 * num_bytes + MAX_TEXT  # at most, they are in float64
+    content = read_setting(f"representation.weights={weights}", path, max_bytes)
     try:
         if path.suffix == ".safetensors":
             state = load_safetensors(content)
@@ -235,16 +236,6 @@ def _find_package(name: str) -> tuple[Path, dict[str, Any]]:
         )
     path = next(Path(spec.origin).parent.rglob("*.pth"))
     return path, {"weights": package, "licence": licence, "trained_on": trained_on}
-
-
-def _read(path: Path, weights: str, max_bytes: int) -> bytes:
-    """Return the bytes of a regular file."""
-    try:
-        return read_bytes(path, max_bytes)
-    except FileNotFoundError:
-        raise UserError(f"representation.weights={weights}: file not found.") from None
-    except OSError as error:
-        raise UserError(f"representation.weights={weights}: {error.strerror}.") from None
 
 
 def digest_weights(network: nn.Module) -> str:
