@@ -26,7 +26,7 @@ from zdp_bench.cli.arguments import hide_environment
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.errors import UserError, show_warnings
-from zdp_bench.training.interrupts import Stopped, explain, stop_on_sigterm
+from zdp_bench.training.interrupts import Stopped, explain, resuming_command, stop_on_sigterm
 
 RESUMABLE = ("run", "search", "reproduce")  # verbs that continue when they are given again
 # Verbs that only read records or configurations, and print.
@@ -97,9 +97,7 @@ def _run_command(words: list[str]) -> int:
         gc.disable()  # a fifth of the time, and the process ends before memory runs short
     is_resumable = options.verb in RESUMABLE and not getattr(options, "plan", False)
     overrides = getattr(options, "overrides", [])
-    again = "the same command continues"
-    if any(word.lstrip("+").lower() == "force=true" for word in overrides):
-        again = "the same command without force=true continues"
+    is_forced = any(word.lstrip("+").lower() == "force=true" for word in overrides)
     # Show at once that the command was understood: its libraries take seconds to load.
     if hasattr(options, "overrides") and sys.stderr.isatty():
         _print_message(" ".join([options.verb, *overrides, "..."]))
@@ -111,11 +109,11 @@ def _run_command(words: list[str]) -> int:
         _print_message(hide_environment(sentence, overrides))
         return 2
     except Stopped as stop:
-        advice = f"; everything is saved, and {again} from here"
+        advice = f"; everything is saved, and {resuming_command(is_forced)} continues from here"
         _print_message(f"{stop}{advice if is_resumable else ''}.")
         return stop.exit_code
     except KeyboardInterrupt:
-        advice = f"; {again} from the last checkpoint"
+        advice = f"; {resuming_command(is_forced)} continues from the last checkpoint"
         _print_message(f"interrupted{advice if is_resumable else ''}.")
         return 130
     except BrokenPipeError:

@@ -25,7 +25,13 @@ from zdp_bench.registry import find_module
 from zdp_bench.report.budget import describe_together
 from zdp_bench.report.papers import check_claims
 from zdp_bench.report.sheet import Sheet
-from zdp_bench.training.interrupts import Stopped, end_with_parent, explain, find_stop
+from zdp_bench.training.interrupts import (
+    Stopped,
+    end_with_parent,
+    explain,
+    find_stop,
+    resuming_command,
+)
 from zdp_bench.training.spending import read_spending
 
 if TYPE_CHECKING:
@@ -114,10 +120,8 @@ class SweepJob:
                 if is_worker:  # returning would make the worker wait for another job
                     os._exit(stop.exit_code)
                 if "submitit" in launcher:  # each job has its own process, so the sweep continues
-                    without_force = " without force=true" * config.force
-                    return UserError(
-                        f"{stop}; the same command{without_force} continues from the last save."
-                    )
+                    command = resuming_command(config.force)
+                    return UserError(f"{stop}; {command} continues from the last save.")
                 raise stop from None
             if isinstance(error, UserError):
                 return error

@@ -117,10 +117,13 @@ def end_with_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def resuming_command(is_forced: bool) -> str:
+    """Return the name of the command that continues a run; with force=true, it begins anew."""
+    return f"the same command{' without force=true' if is_forced else ''}"
+
+
 @contextmanager
-def explain_write_errors(
-    home: Path, advice: str = "the same command continues from the last checkpoint"
-) -> Iterator[None]:
+def explain_write_errors(home: Path, advice: str) -> Iterator[None]:
     """Turn a failed write beside or into `home` into a clear error.
 
     Args:
