@@ -252,6 +252,13 @@ def test_two_files_of_one_name_are_refused(mine: Path, other: str) -> None:
     assert read_words([f"recipe={mine},{path_as_typed}"], sweep=True)  # the same file
 
 
+def test_a_recipe_that_is_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    loop = tmp_path / "mine.yaml"
+    loop.symlink_to(loop)
+    with pytest.raises(UserError, match=r"mine.yaml"):
+        read_words([f"recipe={loop}"], sweep=False)
+
+
 WRONG = [
     ("none.yaml", None, "file not found"),
     ("quickstart.yaml", MINE, "differs from zdp-bench's own recipes"),

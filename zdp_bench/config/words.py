@@ -7,6 +7,7 @@ resolvers are `RESOLVERS`. Each error of Hydra becomes one sentence.
 
 from __future__ import annotations
 
+import os
 import re
 import traceback
 from collections.abc import Iterator, Sequence
@@ -264,10 +265,12 @@ def _adopt_all(word: str) -> str:
 
 def _require_names_of_one_file(word: str, file_names: list[str]) -> None:
     """Reject two files of one name: Hydra and the records would take them for one recipe."""
-    path_of: dict[str, Path] = {}  # recipe's name -> its file
+    path_of: dict[str, str] = {}  # recipe's name -> its file
     for file_name in file_names:
         path = expand_home(file_name)
-        if path_of.setdefault(path.stem, path).resolve() != path.resolve():
+        # Not `Path.resolve`, which raises an error for a link to itself. `_adopt` refuses it.
+        real_path = os.path.realpath(path)
+        if path_of.setdefault(path.stem, real_path) != real_path:
             raise UserError(
                 f"{word}: two files have the name {path.stem}, under which their runs would be "
                 "recorded; rename one of them."
