@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from zdp_bench.errors import UserError
 
 VALUES: list[Any] = [
@@ -202,6 +204,14 @@ class Subject:
 
 def equal(sound: Any, found: Any) -> bool:
     return bool(sound == found)
+
+
+def seeds_of(config: pytest.Config, many: bool, few: int = 3) -> range:
+    """Return the seeds of a test's damages: a few or, if `many`, as many as --damaged says."""
+    if not many:
+        return range(few)
+    seed: int = config.getoption("seed")
+    return range(seed, seed + (config.getoption("damaged") or few))
 
 
 def attack(subject: Subject, place: Path, seeds: range) -> list[str]:

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from tests.damage import BYTES, JSON, LINES, TEXT, Damage, Subject, attack, equal
+from tests.damage import BYTES, JSON, LINES, TEXT, Damage, Subject, attack, equal, seeds_of
 from tests.extras.own_data.own_data import KINDS, folder, write_masks
 from tests.library.small import network
 from tests.privacy.ledger_runs import MECHANISM, SAMPLING
@@ -412,6 +412,5 @@ SUBJECTS: dict[str, Subject] = {
 def test_a_damaged_file_is_read_as_it_may_be_or_refused(
     name: str, many: bool, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    seed, count = (pytestconfig.getoption(word) if many else 0 for word in ("seed", "damaged"))
-    failed = attack(SUBJECTS[name], tmp_path, range(seed, seed + (count or 3)))
+    failed = attack(SUBJECTS[name], tmp_path, seeds_of(pytestconfig, many))
     assert not failed, "\n".join(failed)

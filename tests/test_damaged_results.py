@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.damage import edit_json, edit_lines, name_error, replace_file, spoil_bytes, within
+from tests.damage import (
+    edit_json,
+    edit_lines,
+    name_error,
+    replace_file,
+    seeds_of,
+    spoil_bytes,
+    within,
+)
 from tests.training.test_run import TINY, carry_out
 from zdp_bench import cli, records
 from zdp_bench.extras.page.curves import curves_of_all
@@ -104,7 +112,6 @@ def test_a_damaged_results_folder_is_answered_or_refused_in_little_memory(
     sound: Path, many: bool, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    seed, count = (pytestconfig.getoption(word) if many else 0 for word in ("seed", "damaged"))
-    failed = attack(sound, tmp_path, range(seed, seed + (count or 8)))
+    failed = attack(sound, tmp_path, seeds_of(pytestconfig, many, few=8))
     assert not failed, "\n".join(failed)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MORE

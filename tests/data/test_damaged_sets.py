@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.damage import BYTES, TEXT, Subject, attack
+from tests.damage import BYTES, TEXT, Subject, attack, seeds_of
 from tests.data.conftest import write_every_set
 from tests.data.helpers import copy_folder, dataset
 from tests.data.test_digests import CASES, content
@@ -78,6 +78,5 @@ SUBJECTS = {
 def test_a_damaged_set_is_another_one_or_refused(
     name: str, many: bool, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    seed, count = (pytestconfig.getoption(word) if many else 0 for word in ("seed", "damaged"))
-    failed = attack(SUBJECTS[name], tmp_path, range(seed, seed + (count or 3)))
+    failed = attack(SUBJECTS[name], tmp_path, seeds_of(pytestconfig, many))
     assert not failed, "\n".join(failed)

@@ -160,7 +160,7 @@ class ClassSums:
         return directions, torch.where(is_valid, self._classes(targets), 0.0)
 
     def _classes(self, targets: Tensor) -> Tensor:
-        """Return y [B, outputs]; 0 if a target is no class, such as the -100 that losses ignore.
+        """Return y [B, outputs]; 0 if a target is not a class, such as the -100 that is ignored.
 
         A refusal would come after the step is in the ledger, and would reveal the example.
         """

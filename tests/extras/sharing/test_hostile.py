@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import zdp_bench
-from tests.damage import edit_json, name_error, replace_file, spoil_bytes, within
+from tests.damage import edit_json, name_error, replace_file, seeds_of, spoil_bytes, within
 from tests.extras.sharing.conftest import edit_source, source_of
 from tests.library.conftest import Make
 from tests.library.small import network, train
@@ -183,7 +183,6 @@ def test_a_hostile_folder_is_answered_or_refused_in_little_memory(
     sound: list[Path], many: bool, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    seed, count = (pytestconfig.getoption(word) if many else 0 for word in ("seed", "damaged"))
-    failed = attack(sound, tmp_path, range(seed, seed + (count or 10)))
+    failed = attack(sound, tmp_path, seeds_of(pytestconfig, many, few=10))
     assert not failed, "\n".join(failed)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MORE

@@ -292,7 +292,7 @@ def _read_array(path: Path) -> Tensor:
     with reading(path):
         array = np.load(path, allow_pickle=False)
         expect(array.dtype.kind in "biufc", f"contains {array.dtype}, not numbers")
-        # The bytes of the other order, such as those of an instrument, are no PyTorch tensor.
+        # The bytes of the other order, such as those of an instrument, are not a PyTorch tensor.
         return torch.as_tensor(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
