@@ -122,10 +122,9 @@ def private_step(
         raise BudgetExceeded
     algorithm, mechanism = training.algorithm, training.mechanism()
     ledger.append(step, weights_digest)  # before the sum and its noise exist
-    needs_float64 = _needs_float64_sum(micro_batches, ranks)
     # If memory runs out, the sum below halves the size of micro-batches, for all later steps too.
     size_before = micro_batches.size.examples if isinstance(micro_batches, MicroBatches) else None
-    local_sum = _sum_local_shares(training, mechanism, micro_batches, needs_float64)
+    local_sum = _sum_local_shares(training, mechanism, micro_batches)
     if isinstance(micro_batches, MicroBatches):
         was_halved = ranks.any(micro_batches.size.examples != size_before)
         if was_halved:
@@ -135,16 +134,17 @@ def private_step(
                 # The same noise was released with another sum before. The difference of the two
                 # releases would have no noise.
                 raise _out_of_memory_in_repeat(step, micro_batches.size.examples)
-    is_secure = not training.noise.repeatable
-    if needs_float64 or is_secure:  # secure noise is added in float64; see `SecureNoise`
+    is_secure = not training.noise.repeatable  # only secure noise is not
+    if is_secure:  # its noise is added in float64; see `SecureNoise`
         local_sum = to_float64(local_sum)
-    # `add_noise` can also divide, which saves a pass over the sum. It must not if `postprocess`
-    # does more than average, if the sums of other ranks are still to be added, or if the noise is
-    # secure, because the noisy sum is then rounded before the division.
+    # `add_noise` can also divide, which saves a pass over the sum, unless
+    # - `postprocess` does more than average,
+    # - the sums of other ranks, which are not divided, are still to be added, or
+    # - noise is secure: `make_release` rounds the noisy sum before it is divided.
     is_divided_by_add_noise = algorithm.averages and ranks.size == 1 and not is_secure
-    divisor = expected_batch_size if is_divided_by_add_noise else 1.0
+    factor = 1 / expected_batch_size if is_divided_by_add_noise else 1.0
     if ranks.is_first:  # ξ is added once; the all-reduce adds the sums of the other ranks
-        summand = add_noise(local_sum, mechanism, training.noise, step, 1 / divisor)
+        summand = add_noise(local_sum, mechanism, training.noise, step, factor)
     else:
         summand = local_sum
     if ranks.size > 1:
@@ -152,12 +152,14 @@ def private_step(
     noisy_sum = ranks.all_reduce(summand)
     # Draws no noise. It rounds a sum with secure noise, then restores the dtypes of the blocks.
     release = make_release(noisy_sum, mechanism, training.noise)
-    sets_weights = algorithm.sets_weights  # `postprocess` may change it for the next step
+    # Read before `postprocess`, which may change it: an algorithm may set the weights in its first
+    # release and give gradients afterwards.
+    sets_weights = algorithm.sets_weights
     if is_divided_by_add_noise:
         update = release  # it is the mean already, and `postprocess` would divide again
     else:
         update = algorithm.postprocess(release, expected_batch_size)
-    if sets_weights:
+    if sets_weights:  # the update is the new weights
         with torch.no_grad():
             for name, weights in update.items():
                 training.parameters[name].copy_(weights)
@@ -165,35 +167,18 @@ def private_step(
         descend(training.parameters, training.optimizer, update)
 
 
-def _needs_float64_sum(micro_batches: Iterable[Batch], ranks: Ranks) -> bool:
-    """Return True if the sum over all ranks may have too many examples for float32; see `Total`.
-
-    Every rank must call it, and all get the same answer: sums of different dtypes cannot be added
-    up. An iterator, which is for a single rank only, cannot be counted without using it up, so
-    `sum_shares` counts its examples while it sums.
-    """
-    if isinstance(micro_batches, Iterator):
-        return False
-    if isinstance(micro_batches, MicroBatches):
-        num_examples = micro_batches.num_examples
-    else:
-        num_examples = sum(len(batch[0]) for batch in micro_batches)
-    upper_bound = ranks.max(num_examples) * ranks.size  # of the number of examples on all ranks
-    return upper_bound > MAX_FLOAT32_EXAMPLES
-
-
 def _sum_local_shares(
-    training: Training, mechanism: Mechanism, micro_batches: Iterable[Batch], needs_float64: bool
+    training: Training, mechanism: Mechanism, micro_batches: Iterable[Batch]
 ) -> dict[str, Tensor]:
     """Return the sum of the shares on this rank, from a CUDA graph if the step can use one.
 
-    Without a CUDA graph, only the number of examples on this rank decides the dtype (`sum_shares`).
-    The sum may then be in float32 although `needs_float64` is true. `private_step` converts it
-    before the sums of all ranks are added.
+    It is in float64 on every rank if the sum over all ranks needs it, because only sums of the same
+    dtype can be added.
 
     Raises:
         WeightsChangedError: the model or the loss changed a weight.
     """
+    needs_float64 = _needs_float64(micro_batches, training.ranks)
     versions = record_versions(training.parameters)
     try:
         local_sum = training.captured_sums.sum(
@@ -208,12 +193,31 @@ def _sum_local_shares(
             device = next(iter(training.parameters.values())).device
             local_sum = sum_shares(training.algorithm, mechanism, micro_batches, device)
     except Exception:
-        # A KeyboardInterrupt is not caught. It may come while torch has replaced the weights in the
-        # model by other tensors, which `require_unchanged` would take for a change.
+        # A changed weight matters more than this error, and is raised in its place. It is not
+        # looked for after a KeyboardInterrupt, which may come while torch has replaced the weights
+        # in the model by other tensors: that would look like a change.
         require_unchanged(training.parameters, versions)
         raise
     require_unchanged(training.parameters, versions)
-    return local_sum
+    # `sum_shares` counts the examples of this rank only, so its sum may be in float32.
+    return to_float64(local_sum) if needs_float64 else local_sum
+
+
+def _needs_float64(micro_batches: Iterable[Batch], ranks: Ranks) -> bool:
+    """Return True if all ranks together may have too many examples for float32; see `Total`.
+
+    Every rank must call it. All get the same answer, from an upper bound of the number of examples.
+    False for an iterator, which cannot be counted without using it up: only a single rank may have
+    one, and `sum_shares` counts its examples while it sums.
+    """
+    if isinstance(micro_batches, Iterator):
+        return False
+    if isinstance(micro_batches, MicroBatches):
+        num_examples = micro_batches.num_examples
+    else:
+        num_examples = sum(len(batch[0]) for batch in micro_batches)
+    max_total_examples = ranks.max(num_examples) * ranks.size
+    return max_total_examples > MAX_FLOAT32_EXAMPLES
 
 
 def _out_of_memory_in_repeat(step: int, micro_batch: int) -> UserError:
@@ -259,7 +263,7 @@ def sum_shares(
 
 
 def arguments_of_accumulate(micro_batches: Iterable[Batch]) -> Iterator[tuple[Any, ...]]:
-    """Yield the arguments of `Algorithm.accumulate` after the total, for each micro-batch.
+    """Yield the arguments that follow `total` in `Algorithm.accumulate`, for each micro-batch.
 
     They are `(batch,)` or, if several examples form a share, `(batch, share_sizes)`, where
     `share_sizes` holds the number of examples in each share of the batch.
