@@ -116,7 +116,7 @@ def read_checkpoint(place: Path) -> str:
 
 
 def write_start(place: Path) -> None:
-    training = Earlier(str(place / "first.jsonl"), "", 1.2, SAMPLING, 30)
+    training = Earlier(str(place / "first.jsonl"), "", 1.2, SAMPLING, 30, "first")
     starts.save(place / "first.jsonl", network(), training, [])
     starts._KNOWN.clear()
 
@@ -124,7 +124,7 @@ def write_start(place: Path) -> None:
 def read_start(place: Path) -> tuple[int, float]:
     """Return the number of trainings that a model comes from, and the ε with this one."""
     trainings = starts.find(network(), place)
-    this = Earlier("second.jsonl", "", 1.2, SAMPLING, 10)
+    this = Earlier("second.jsonl", "", 1.2, SAMPLING, 10, "second")
     return len(trainings), starts.describe(this, [*trainings], 1e-3).get("epsilon_tight") or 0.0
 
 

@@ -162,9 +162,8 @@ def test_weights_that_another_process_saved_are_known_by_the_file_beside_its_led
     assert make(loaded, ledger=tmp_path / "third.jsonl").done == 0
 
 
-@pytest.mark.parametrize("has_ids", [True, False], ids=["ids", "of an older version"])
 def test_ledgers_of_the_same_name_are_all_counted_after_an_export(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_ids: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = network()
     for stage in "abc":
@@ -177,10 +176,6 @@ def test_ledgers_of_the_same_name_are_all_counted_after_an_export(
     start = report["privacy"]["start"]
     assert [training["ledger"] for training in start["trainings"]] == ["dp.jsonl"] * 2
     assert start["epsilon_tight"] == pytest.approx(epsilon_of(1.2, 6), rel=2e-3)
-    if not has_ids:
-        for training in start["trainings"]:
-            del training["id"]
-        (folder / "report.json").write_text(json.dumps(report))
     for number in range(2):  # the second time, its trainings are not counted again
         monkeypatch.setattr(starts, "_KNOWN", {})
         model = zdp_bench.load(folder, model=network()).train()
@@ -237,7 +232,7 @@ def test_a_finished_training_that_is_resumed_is_known(
         assert [training["steps"] for training in trainings] == [10]
 
 
-TRAINING = Earlier("first.jsonl", "", 1.2, Sampling("poisson", 0.2, 12.0, 60), 3).as_dict()
+TRAINING = Earlier("first.jsonl", "", 1.2, Sampling("poisson", 0.2, 12.0, 60), 3, "first").as_dict()
 
 
 @pytest.mark.parametrize(
@@ -258,7 +253,8 @@ TRAINING = Earlier("first.jsonl", "", 1.2, Sampling("poisson", 0.2, 12.0, 60), 3
 def test_a_file_that_states_no_training_is_damaged(
     tmp_path: Path, change: dict[str, object]
 ) -> None:
-    body = {"weights": starts.weights_digest(network()), "trainings": [TRAINING | change]}
+    weights = starts.weights_digest(network())
+    body = {"weights": weights, "trainings": [TRAINING | change], "own": 0}
     (tmp_path / "first.weights.json").write_text(json.dumps(body))
     with pytest.raises(UserError, match=r"first\.weights\.json: is damaged: it .*\. Delete it"):
         starts.find(network(), tmp_path)

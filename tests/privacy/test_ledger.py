@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.ledgers import in_a_fork, steps_in
+from tests.ledgers import in_a_fork
 from tests.privacy.ledger_runs import MECHANISM, OTHER_MECHANISM, reopen, run_process, write
 from zdp_bench.errors import UserError
 from zdp_bench.privacy import ledger as module
@@ -305,41 +305,15 @@ def test_a_revocation_cannot_be_dropped_moved_or_changed(path: Path) -> None:
             reopen(path)
 
 
-def write_revoked_by_older_version(path: Path) -> None:
-    """Write the same as version 0.1 did: the revocation is a start without a state, unchained."""
-    write_revoked(path)
-    bodies = [json.loads(line) for line in path.read_bytes().splitlines()]
-    digest, lines = ledger_lines.BEGINNING, list[bytes]()
-    for body in bodies:
-        body.pop("sha256")
-        if "revokes" in body:
-            body = {"generation": body["revokes"], "made": "", "state": "", "step": body["step"]}
-        text = json.dumps(body, sort_keys=True)
-        after = hashlib.sha256((digest + text).encode()).hexdigest()
-        if "state" not in body:
-            digest = after
-        lines.append(json.dumps(body | {"sha256": after}, sort_keys=True).encode() + b"\n")
-    path.write_bytes(b"".join(lines))
-
-
-def test_a_start_that_an_older_version_revoked_is_not_repeated(path: Path) -> None:
-    write_revoked_by_older_version(path)
-    assert b"revokes" not in path.read_bytes()
-    assert steps_in(path) == [0, 1, 2, 3]
-    assert begin(path, "smaller", 3, "saved") == ""
-    assert begin(path, "code", 0, "new") != ""
-
-
-@pytest.mark.parametrize("write_file", [write_revoked, write_revoked_by_older_version])
 @pytest.mark.parametrize("revoked_first", [True, False])
 def test_the_order_of_ledgers_that_were_set_aside_brings_no_revoked_start_back(
-    path: Path, revoked_first: bool, write_file: Callable[[Path], object]
+    path: Path, revoked_first: bool
 ) -> None:
     names = ("ledger.jsonl.1", "ledger.jsonl.2")
     revoked, other = (path.with_name(name) for name in (names if revoked_first else names[::-1]))
     run_process(path, "code", 0, "new", 2)  # it knows of no other ledger
     path.rename(other)
-    write_file(revoked)
+    write_revoked(revoked)
     assert begin(path, "code", 0, "new") != ""
 
 

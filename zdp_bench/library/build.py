@@ -33,7 +33,12 @@ from zdp_bench.library.arguments import (
     with_python_numbers,
 )
 from zdp_bench.library.examples import Items
-from zdp_bench.library.journal import TrainingName, open_journal, require_ledger_name
+from zdp_bench.library.journal import (
+    default_ledger,
+    digest_of_training,
+    open_journal,
+    require_ledger_name,
+)
 from zdp_bench.library.keys import make_keys, randomness_kind
 from zdp_bench.library.model_check import check, require_gradients
 from zdp_bench.library.optimizers import Regulariser
@@ -182,8 +187,8 @@ def make_private(
 
     device = next(model.parameters()).device
     ranks = join(device.type)
-    name = TrainingName.of(mechanism, plan, units.stated)
-    path = name.default_ledger(model) if ledger is None else Path(ledger)
+    training_digest = digest_of_training(mechanism, plan.sampling, units.stated)
+    path = default_ledger(model, training_digest) if ledger is None else Path(ledger)
     path = path.absolute()  # the training loop may change the working directory
     if ranks.size > 1:
         # Seeded noise is keyed by the sum it is added to (`HedgedNoise`), and rank 0, which draws
@@ -218,7 +223,7 @@ def make_private(
     )
     keys = ranks.broadcast(keys)
     randomness = randomness_kind(keys.source())
-    journal = open_journal(path, name, mechanism, units.stated, randomness, ranks)
+    journal = open_journal(path, training_digest, mechanism, units.stated, randomness, ranks)
     with ExitStack() as on_error:
         on_error.callback(journal.resources.close)
         private = Private(

@@ -18,11 +18,10 @@ from torch import nn
 
 from zdp_bench.disk import hold_lock, make_folder
 from zdp_bench.errors import UserError
-from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.tally import Tally
 from zdp_bench.training import checkpoint
 from zdp_bench.training.distributed import Ranks
-from zdp_bench.training.plan import Plan
 from zdp_bench.training.run_folder import open_ledger
 
 log = logging.getLogger(__name__)
@@ -40,37 +39,24 @@ ADVICE = (
 )
 
 
-@dataclass(frozen=True)
-class TrainingName:
-    """Digests that distinguish the trainings of a model.
+def digest_of_training(mechanism: Mechanism, sampling: Sampling, owners: str) -> str:
+    """Return the digest that distinguishes the trainings of a model.
 
-    Attributes:
-        digest: Digest of mechanism, sampling and owners. It does not cover the number of epochs,
-            so that a training can be extended.
-        older_digest: Digest by which version 0.1 named its files, which are still found.
+    It does not cover the number of epochs, so that a training can be extended.
+
+    Args:
+        mechanism: Mechanism of every step.
+        sampling: Sampling of every step.
+        owners: What the ledger states about owners.
     """
+    return hashlib.sha256(f"{mechanism.digest()}:{sampling}:{owners}".encode()).hexdigest()
 
-    digest: str
-    older_digest: str
 
-    @staticmethod
-    def of(mechanism: Mechanism, plan: Plan, owners: str) -> TrainingName:
-        """Return the name of a training. `owners` is what its ledger states about owners."""
-        mechanism_digest = mechanism.digest()
-        return TrainingName(
-            digest=_digest(f"{mechanism_digest}:{plan.sampling}:{owners}"),
-            older_digest=_digest(f"{mechanism_digest}:{plan}:{owners}"),
-        )
-
-    def default_ledger(self, model: nn.Module) -> Path:
-        """Return the path of the ledger if the caller names none, and log it."""
-        name = type(model).__name__
-        path = FOLDER / f"{name}-{self.digest[:8]}.jsonl"
-        older_path = FOLDER / f"{name}-{self.older_digest[:8]}.jsonl"
-        if older_path.exists():
-            path = older_path
-        log.warning("every step is recorded in %s; set ledger= to use another file", path)
-        return path
+def default_ledger(model: nn.Module, training_digest: str) -> Path:
+    """Return the path of the ledger if the caller names none, and log it."""
+    path = FOLDER / f"{type(model).__name__}-{training_digest[:8]}.jsonl"
+    log.warning("every step is recorded in %s; set ledger= to use another file", path)
+    return path
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +64,8 @@ class Journal:
     """The files of a training, open and locked. Only rank 0 writes them.
 
     Attributes:
-        training_digest: Digest of the training (`TrainingName`). Checkpoints of other trainings
-            are rejected.
+        training_digest: Digest of the training (`digest_of_training`). Checkpoints of other
+            trainings are rejected.
         path: Path of the ledger.
         ledger: Lists every step before its noise is drawn.
         saved: State that an earlier process saved; None if there is none.
@@ -103,7 +89,7 @@ def require_ledger_name(path: str | Path | None) -> None:
 
 def open_journal(
     path: Path,
-    name: TrainingName,
+    training_digest: str,
     mechanism: Mechanism,
     owners: str,
     randomness: str,
@@ -115,7 +101,7 @@ def open_journal(
 
     Args:
         path: Path of the ledger.
-        name: Digests of the training.
+        training_digest: Digest of the training.
         mechanism: Mechanism of every step.
         owners: What the ledger states about owners; it must match an existing ledger.
         randomness: Kind of randomness, which the ledger states.
@@ -133,8 +119,7 @@ def open_journal(
         if ranks.is_first:
             busy = f"{path}: another run uses this ledger; close() it, or choose another file."
             stack.enter_context(hold_lock(path.with_suffix(".lock"), busy, wait=False))
-            digests = name.digest, name.older_digest
-            saved = checkpoint.load(path.with_suffix(".pt"), *digests, advice=ADVICE)
+            saved = checkpoint.load(path.with_suffix(".pt"), training_digest, ADVICE)
         saved = ranks.broadcast(saved)
         ledger = open_ledger(
             path,
@@ -151,7 +136,7 @@ def open_journal(
         resources = stack.pop_all()
     if ledger.releases:
         log.info("%s: %d earlier steps count in every ε", path, ledger.releases)
-    return Journal(name.digest, path, ledger, saved, resources)
+    return Journal(training_digest, path, ledger, saved, resources)
 
 
 @contextmanager
@@ -168,7 +153,3 @@ def writable(key: str, path: str | Path) -> Iterator[None]:
         raise UserError(
             f"{key}={path}: cannot be written ({error.strerror or error}); choose another one."
         ) from None
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -42,7 +42,6 @@ from zdp_bench.training.plan import Plan
 # source of randomness without a seed -> its kind
 RANDOMNESS = {
     "the operating system, for every number": "cryptographic",
-    "the operating system, once": "keyed",  # in exports of older versions
     "the operating system, at each step": "keyed",
 }
 

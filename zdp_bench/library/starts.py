@@ -19,7 +19,7 @@ from torch import nn
 
 from zdp_bench.disk import write_bytes
 from zdp_bench.errors import UserError
-from zdp_bench.foreign_files import Shape, Unfit, parse_as, read_json
+from zdp_bench.foreign_files import Unfit, parse_as, read_json
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.library.units import PRIVATE_OWNERS
 from zdp_bench.privacy.composition import SpentSteps, compose_epsilon
@@ -29,14 +29,6 @@ from zdp_bench.training.checkpoint import state_digest
 
 SUFFIX = ".weights.json"  # of the file beside a ledger that names the final weights
 PUBLIC = "unknown, declared public"
-NUMBER = int | float
-SHAPE: Shape = {
-    "ledger": str,
-    "owners": str,
-    "z": NUMBER,
-    "sampling": {"scheme": str, "sample_rate": NUMBER, "records": int},
-    "steps": int,
-}
 
 
 @dataclass(frozen=True)
@@ -51,8 +43,7 @@ class Earlier:
         sampling: Sampling of its steps.
         steps: Number of steps in its ledger.
         id: Random name of the process's part of the training. Two descriptions with the same id
-            are of one training, and the one with more steps covers the other. Empty in files of
-            older versions.
+            are of one training, and the one with more steps covers the other.
     """
 
     ledger: str
@@ -60,7 +51,7 @@ class Earlier:
     z: Noise
     sampling: Sampling
     steps: Steps
-    id: str = ""
+    id: str
 
     @property
     def spent(self) -> SpentSteps:
@@ -69,10 +60,7 @@ class Earlier:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        plain = asdict(self) | {"sampling": self.sampling.as_dict()}
-        if not self.id:
-            del plain["id"]
-        return plain
+        return asdict(self) | {"sampling": self.sampling.as_dict()}
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> Earlier:
@@ -95,12 +83,12 @@ class _Saved:
         weights: Digest of the weights.
         trainings: The trainings behind them.
         own: Index of the training of this ledger, which is found beside the file even if the folder
-            was moved. Files of older versions lack it.
+            was moved.
     """
 
     weights: str
     trainings: tuple[Earlier, ...]
-    own: int | None = None
+    own: int
 
 
 Trainings = frozenset[Earlier]
@@ -145,12 +133,11 @@ def find_in_part(model: nn.Module) -> dict[str, Trainings]:
 
 def merge(trainings: Iterable[Earlier]) -> Trainings:
     """Return the trainings; of several descriptions with the same id, the one with most steps."""
-    merged: dict[str | Earlier, Earlier] = {}
+    merged: dict[str, Earlier] = {}
     for training in trainings:
-        key = training.id or training
-        known = merged.setdefault(key, training)
+        known = merged.setdefault(training.id, training)
         if training.steps >= known.steps:  # a file beside a moved ledger is read last
-            merged[key] = training
+            merged[training.id] = training
     return frozenset(merged.values())
 
 
@@ -162,7 +149,7 @@ def exclude(trainings: Trainings, own: Earlier) -> Trainings:
     does not list the steps of the deleted one.
     """
     same_id = frozenset(training for training in trainings if training.id == own.id)
-    if own.id and same_id:
+    if same_id:
         return trainings - same_id
     same_ledger = [training for training in trainings if training.ledger == own.ledger]
     covered = [training for training in same_ledger if training.steps <= own.steps]
@@ -243,10 +230,7 @@ def note_export(model: nn.Module, source: Mapping[str, Any], ledger: Path) -> No
         path, z, steps = str(ledger.resolve()), privacy["z"], privacy["steps"]
         digest = weights_digest(model)
         trainings = [Earlier(path, owners, z, sampling, steps, digest)]
-        for number, plain in enumerate(earlier):
-            training = Earlier.from_dict(plain)
-            # Trainings of older versions may have ledgers of the same name.
-            trainings.append(replace(training, id=training.id or f"{digest}:{number}"))
+        trainings += map(Earlier.from_dict, earlier)
     except (Unfit, ValueError, RuntimeError) as error:  # of a link to itself
         raise UserError(f"{ledger.parent}: is damaged: {error}.") from None
     note(model, trainings)

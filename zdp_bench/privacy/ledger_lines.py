@@ -173,18 +173,14 @@ class Revocation:
     Attributes:
         generation: generation of the starts. In the file, its key is "revokes".
         step: number of the step.
-        is_chained: whether the line is in the hash chain. Older versions wrote it outside, as a
-            start without a state.
     """
 
+    is_chained: ClassVar[bool] = True
     generation: str
     step: int
-    is_chained: bool = True
 
     def body(self) -> dict[str, Any]:
         """Return the line's JSON object without its digest."""
-        if not self.is_chained:
-            return Start("", self.step, "", self.generation).body()
         return {"revokes": self.generation, "step": self.step}
 
     @staticmethod
@@ -226,10 +222,7 @@ def parse(line: bytes) -> tuple[Entry, str]:
         raise damaged
     keys = body.keys()
     if keys == _START_KEYS:
-        start = Start.from_body(body)
-        if start.execution_digest or start.state_digest:
-            return start, digest
-        return Revocation(start.generation, start.step, is_chained=False), digest
+        return Start.from_body(body), digest
     if keys == _REVOCATION_KEYS:
         return Revocation.from_body(body), digest
     if {"step"} <= keys <= _STEP_KEYS:

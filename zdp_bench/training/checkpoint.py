@@ -200,7 +200,6 @@ def _write_out(node: Any) -> Any:
 def load(
     path: Path,
     run: str,
-    *older: str,
     advice: str = ADVICE,
 ) -> Checkpoint | None:
     """Return the checkpoint at `path`, or None if there is none.
@@ -208,7 +207,6 @@ def load(
     Args:
         path: the checkpoint's file.
         run: digest of the run to which it must belong.
-        older: digests of the same run in earlier versions.
         advice: what to do about a checkpoint that cannot be used, for the error.
 
     Raises:
@@ -238,7 +236,7 @@ def load(
         raise UserError(
             f"{path}: is damaged, or not a checkpoint of this version of zdp-bench. {advice}"
         ) from None
-    if checkpoint.run not in (run, *older):
+    if checkpoint.run != run:
         raise UserError(
             f"{path}: belongs to run {checkpoint.run[:12]}, not to {run[:12]}. {advice}"
         )

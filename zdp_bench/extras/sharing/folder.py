@@ -29,7 +29,6 @@ from zdp_bench.foreign_files import (
     read_json,
     read_text,
 )
-from zdp_bench.library import starts
 from zdp_bench.privacy.ledger import list_set_aside
 from zdp_bench.privacy.mechanism import MAX_COUNT
 from zdp_bench.records import NUMBER, Document
@@ -99,7 +98,7 @@ _RUN: Shape = {
 }
 _START: Shape = {
     "weights": str,
-    "trainings": (NoneType, [starts.SHAPE]),
+    "trainings": (NoneType, [dict]),
     "epsilon_tight": NUMBER | None,
 }
 _LOOP: Shape = {

@@ -209,12 +209,9 @@ def _check_loop(folder: Path, report: Source) -> Iterator[Check]:
         raise LedgerError(str(error)) from None
     ledger = _read_ledger(folder, mechanism, False, facts, owners)
     steps = ledger.releases
-    # Earlier versions wrote "seeded" for keys too.
-    is_of_earlier_version = kind == "keyed" and privacy["randomness"] == "seeded"
-    randomness = "seeded" if is_of_earlier_version else kind
-    this_training = Earlier("", owners, mechanism.z, mechanism.sampling, steps)
+    this_training = Earlier("", owners, mechanism.z, mechanism.sampling, steps, id="")
     computed = {
-        **released_report(mechanism, ledger, steps, delta, randomness),
+        **released_report(mechanism, ledger, steps, delta, kind),
         "epsilon_of": "owner" if owners else "example",
         "epsilon_part": example_epsilon(mechanism, steps, delta),
         "start": describe(this_training, _earlier_of(privacy), delta),
