@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from tests.library.conftest import Make
 from tests.library.small import data
@@ -43,6 +43,53 @@ def test_items_that_share_memory_stay_apart(buffer: Any, item_of: Any) -> None:
     inputs, targets = Items(OneBuffer(buffer, item_of)).batch([3, 1, 4])
     assert targets.tolist() == [3, 1, 4]
     assert leaves_of(inputs)[0][:, 0].tolist() == [3, 1, 4]
+
+
+class ItemByItem:
+    """A data set that reads the items of another one."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+
+IMAGES = torch.randn(6, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        IMAGES,
+        IMAGES.to(memory_format=torch.channels_last),
+        IMAGES.transpose(1, 3),
+        IMAGES[:, :, :, :0],
+        IMAGES.bfloat16(),
+        torch.randn(6, 4, dtype=torch.complex64).conj(),
+        torch.arange(6).to(torch.uint16),
+        torch.arange(6) > 2,
+    ],
+)
+@pytest.mark.parametrize("inner", [None, [5, -2, 0, 0], np.array([3, 1, 2]), torch.arange(4)])
+def test_rows_of_tensors_are_the_batch_of_the_items(inputs: torch.Tensor, inner: Any) -> None:
+    dataset: Any = TensorDataset(inputs, torch.arange(6))
+    if inner is not None:
+        dataset = Subset(Subset(dataset, range(6)), inner)
+    rows, item_by_item = (Items(kind).batch([2, 0]) for kind in (dataset, ItemByItem(dataset)))
+    for leaf, expected in zip(rows, item_by_item, strict=True):
+        assert leaf.dtype == expected.dtype
+        assert leaf.stride() == expected.stride()
+        assert torch.equal(leaf, expected)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_tensor_dataset_without_pairs_is_refused(count: int) -> None:
+    with pytest.raises(UserError, match="a pair \\(input, target\\) is needed"):
+        Items(TensorDataset(*[IMAGES] * count)).batch([0])
 
 
 @pytest.mark.parametrize(

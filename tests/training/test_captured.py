@@ -122,6 +122,16 @@ def test_steps_with_captured_sums_train_as_steps_without(tmp_path: Path) -> None
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+def test_steps_with_a_noise_source_each_share_one_captured_sum(tmp_path: Path) -> None:
+    """In one's own loop, each step captured another graph, and all of them stayed in memory."""
+    training, batch = prepare("real_cnn", "dp_sgd", tmp_path, "cpu")
+    training = replace(training, captured_sums=CapturedSums(capture=False))
+    with closing(training.ledger):
+        for step in range(4):
+            private_step(replace(training, noise=SeededNoise(step)), step, pieces(batch, 5), 6.0)
+    assert len(training.captured_sums.by_shape) == 1
+
+
 @pytest.mark.parametrize("capture", [True, False])
 @pytest.mark.parametrize("other_count", [0, 8])
 @pytest.mark.parametrize("count", [1, 1024, 1030])

@@ -44,15 +44,11 @@ def shape_of(
     mechanism: Mechanism,
     is_float64: bool,
 ) -> Shape:
-    """Return the cache key of a captured sum: shapes, dtypes, devices, mechanism and `is_float64`.
-
-    `id` identifies the mechanism, because the captured sum keeps it alive: no later mechanism can
-    get the same `id`.
-    """
+    """Return the key of a captured sum: shapes, dtypes, devices, mechanism and `is_float64`."""
     inputs, targets = batch
     inputs_key = (inputs.shape[1:], inputs.dtype, inputs.device)
     targets_key = (targets.shape[1:], targets.dtype, targets.device)
-    return inputs_key, targets_key, id(mechanism), is_float64
+    return inputs_key, targets_key, mechanism, is_float64
 
 
 def rows_of(

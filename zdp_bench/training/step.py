@@ -47,6 +47,7 @@ class Training:
             step makes one release, unless it exactly repeats an earlier step.
         ranks: processes that take each step together.
         captured_sums: CUDA graphs that sum shares, captured in the first steps.
+        mechanisms: cache of `mechanism`, by the `requires_grad` of each of `parameters`.
     """
 
     algorithm: Algorithm
@@ -57,10 +58,7 @@ class Training:
     max_releases: int | None = None
     ranks: Ranks = ALONE
     captured_sums: CapturedSums = field(default_factory=CapturedSums)
-    # Cache of `mechanism`, by the `requires_grad` of each of `parameters`.
-    _mechanisms: dict[tuple[bool, ...], Mechanism] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    mechanisms: dict[tuple[bool, ...], Mechanism] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         # Wraps the noise source if the mechanism correlates the noise of its steps.
@@ -75,13 +73,12 @@ class Training:
     def mechanism(self) -> Mechanism:
         """Return the mechanism of a step with the parameters that require gradients now.
 
-        The algorithm derives it from these parameters. It is cached, because `captured_sums` looks
-        up a graph by the identity of this object.
+        The algorithm derives it from these parameters.
         """
         requires_grad = tuple(parameter.requires_grad for parameter in self.parameters.values())
-        if requires_grad not in self._mechanisms:
-            self._mechanisms[requires_grad] = self.algorithm.mechanism()
-        return self._mechanisms[requires_grad]
+        if requires_grad not in self.mechanisms:
+            self.mechanisms[requires_grad] = self.algorithm.mechanism()
+        return self.mechanisms[requires_grad]
 
 
 def private_step(
