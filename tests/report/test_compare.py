@@ -45,6 +45,15 @@ def test_differences_metrics_and_epsilon_are_shown_side_by_side(tmp_path: Path) 
     assert shown.numbers[0] == {"what": "seed", "first": "1", "second": "1"}
 
 
+def test_a_choice_of_false_or_0_differs_from_null(tmp_path: Path) -> None:
+    one = run("a", 1, 0.5, optimizer={"fused": None, "momentum": 0.0, "nesterov": None})
+    other = run("b", 1, 0.5, optimizer={"fused": False, "momentum": None, "nesterov": None})
+    rows = rows_of([one], [other], tmp_path)
+    assert rows["optimizer.fused"] == ["", "false"]
+    assert rows["optimizer.momentum"] == ["0.0", ""]
+    assert "optimizer.nesterov" not in rows
+
+
 def test_seeds_are_compared_by_students_t_and_other_data_by_nothing(tmp_path: Path) -> None:
     first = [run("a", seed, 0.5 + seed / 100) for seed in (1, 2, 3)]
     second = [run("b", seed, 0.9 + seed / 100) for seed in (1, 2, 3)]

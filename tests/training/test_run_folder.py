@@ -302,7 +302,8 @@ def make_home(home: Path) -> None:
     for folder in (home, home / "nodes" / "00", home / "nodes" / "01"):
         folder.mkdir(parents=True)
         write(folder / "ledger.jsonl", 0, 1)
-    for name in ("record.json", "checkpoint.pt", "nodes/00/notes.txt", "metrics.jsonl"):
+    own_names = ("nodes/00/notes.txt", "metrics.jsonl", "metrics.jsonl.1")  # of the user's files
+    for name in ("record.json", "checkpoint.pt", *own_names):
         (home / name).write_text("{}")
 
 

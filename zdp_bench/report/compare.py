@@ -144,7 +144,8 @@ def _spread(side: Side, metric: str) -> str:
 def _configuration(first: Side, second: Side) -> list[list[str]]:
     """Return a row for each setting in which the sides differ.
 
-    Null, false and a missing key count as equal.
+    A key that one side lacks counts as null, false or 0: an older record lacks newer options, which
+    are off.
     """
     settings, other_settings = flatten(first[0].config), flatten(second[0].config)
     rows = []
@@ -152,7 +153,9 @@ def _configuration(first: Side, second: Side) -> list[list[str]]:
         if key in ("seed", "recipe") or key.startswith(NO_RESULT):
             continue
         value, other_value = settings.get(key), other_settings.get(key)
-        if (value or None) != (other_value or None):
+        is_missing = key not in settings or key not in other_settings
+        is_off = is_missing and not value and not other_value
+        if value != other_value and not is_off:
             rows.append([key, _show_value(value), _show_value(other_value)])
     return rows
 

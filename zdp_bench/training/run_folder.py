@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -35,6 +34,8 @@ from zdp_bench.training.interrupts import explain_write_errors, resuming_command
 
 log = logging.getLogger(__name__)
 REPLACED = ".replaced"  # suffix of the files of a run that is carried out again, until it ends
+# Suffix of an empty file that states the name under which a ledger of that run was set aside
+MARKER = f".set_aside{REPLACED}"
 MAX_LISTED = 10  # number of runs that an error lists
 START_AGAIN = (
     "add force=true to start again (its steps still count), or rename the run's folder "
@@ -101,8 +102,6 @@ def find_or_run(
             record = Record.of(document)
             if ranks.is_first:
                 records.write(path, document)
-                for replaced in home.rglob(f"*{REPLACED}"):
-                    replaced.unlink()
                 log.info(f"finished{': ' * bool(record.warning)}{record.warning}")
     return Outcome(record, path, found=False)
 
@@ -147,7 +146,7 @@ def start_anew(home: Path, keep: bool = False) -> None:
     if keep and not is_kept:
         for ledger in ledgers:
             aside = next_aside(ledger)
-            disk.write_bytes(aside.with_name(aside.name + REPLACED), b"")
+            disk.write_bytes(aside.with_name(aside.name + MARKER), b"")
     # The record comes first, so that a kill never leaves a record without its ledger.
     for path in sorted(files, key=lambda path: path.name != "record.json"):
         if path.name == "spending.json" or is_ledger(path):
@@ -164,7 +163,8 @@ def start_anew(home: Path, keep: bool = False) -> None:
 def _replacing(home: Path, anew: bool) -> Iterator[None]:
     """Settle what an earlier process replaced. Then start the run anew, if `anew` is true.
 
-    If an error or a signal ends the run before its first step, the run before it is restored.
+    If an error or a signal ends the run before its first step, the run before it is restored. Once
+    the run has finished, the files of the run before it are deleted.
     """
     settle_replaced(home)
     try:
@@ -175,6 +175,12 @@ def _replacing(home: Path, anew: bool) -> Iterator[None]:
     except BaseException:
         settle_replaced(home)
         raise
+    for path in _find_kept(home):
+        path.unlink()
+
+
+def _find_kept(home: Path) -> list[Path]:
+    return [path for path in home.rglob(f"*{REPLACED}") if not path.is_dir()]
 
 
 def _require_ledger(home: Path) -> None:
@@ -199,17 +205,17 @@ def settle_replaced(home: Path) -> None:
 
     If the new one has finished, the kept files are deleted. After a kill, this may be called again.
     """
-    kept = [path for path in home.rglob(f"*{REPLACED}") if not path.is_dir()]
-    # For each ledger of the kept run, an empty file states the name under which it was set aside.
-    markers = [path for path in kept if re.fullmatch(r".*\.jsonl\.\d+", _original_of(path).name)]
-    asides = [_original_of(marker) for marker in markers]
+    kept = _find_kept(home)
+    markers = [path for path in kept if path.name.endswith(MARKER)]
+    aside_of = {marker: marker.with_name(marker.name.removesuffix(MARKER)) for marker in markers}
+    asides = aside_of.values()
     # Where nothing has that name, the ledger has not been renamed yet, or is restored already.
     in_place = {aside.with_suffix("") for aside in asides if not aside.exists()}
     new_ledgers = [path for path in home.rglob("*.jsonl") if path not in in_place]
     if kept and any(is_ledger(path) and has_steps(path) for path in new_ledgers):
         is_finished = (home / "record.json").exists()
         for path in kept:
-            if is_finished or (path in markers and not _original_of(path).exists()):
+            if is_finished or (path in markers and not aside_of[path].exists()):
                 path.unlink()
         return
     for aside in asides:
@@ -217,13 +223,9 @@ def settle_replaced(home: Path) -> None:
             disk.rename(aside, aside.with_suffix(""))
     for path in kept:
         if path not in markers:
-            disk.rename(path, _original_of(path))
+            disk.rename(path, path.with_name(path.name.removesuffix(REPLACED)))
     for marker in markers:  # last: they tell which ledgers are those of the kept run
         marker.unlink()
-
-
-def _original_of(path: Path) -> Path:
-    return path.with_name(path.name.removesuffix(REPLACED))
 
 
 def _require_epochs(config: Run, done: Record, path: Path) -> None:

@@ -320,6 +320,15 @@ def test_the_epsilon_of_a_search_states_whom_it_protects(
     assert note.startswith(f"ε of the whole search: {expected}")
 
 
+@pytest.mark.parametrize("plus", ["", "+"])
+def test_a_search_goes_on_in_a_moved_results_folder(plus: str) -> None:
+    words = ["recipe=quickstart", "optimizer.lr=0.1,1"]
+    places = [f"{plus}paths.results={name}" for name in "ab"]
+    names = {read_search([*words, place, f"threads={n}"]).name for n, place in enumerate(places, 1)}
+    assert len(names) == 1
+    assert read_search([*words, places[0], "seed=9"]).name not in names
+
+
 @pytest.mark.parametrize("plus", ["", "+", "++"])
 def test_the_commands_that_a_search_prints_read_keys_with_a_plus(plus: str) -> None:
     fixed = [f"{plus}seed=7", f"{plus}paths.results='/a b'", "trainer.epochs=1"]

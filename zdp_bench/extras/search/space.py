@@ -67,13 +67,14 @@ class SearchOptions:
 
     @property
     def name(self) -> str:
-        """A name that identifies the search, even if it is continued with more trials.
+        """A name that identifies the search, even if it is continued with more trials or moved.
 
         With `epsilon`, the number of trials determines their noise, so it is part of the identity.
         """
         trials = self.trials if self.epsilon else None
+        fixed = [word for word in self.fixed if enters_digest(split_word(word)[0])]
         searched = {key: distribution_to_json(values) for key, values in self.searched.items()}
-        identity = [self.fixed, searched, [self.sampler, self.epsilon, trials, self.metric]]
+        identity = [fixed, searched, [self.sampler, self.epsilon, trials, self.metric]]
         text = json.dumps(identity, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
