@@ -239,6 +239,34 @@ def test_a_copy_of_a_secure_ledger_that_went_on_is_no_copy(path: Path, num_other
     assert reopen(path, repeatable=False).releases >= 5 + 5 + num_other
 
 
+@pytest.mark.parametrize("repeatable", [True, False])
+@pytest.mark.parametrize("is_damaged", [True, False])
+@pytest.mark.parametrize("name", ["ledger.jsonl", "ledger.jsonl.1"])
+def test_a_ledger_that_continues_the_one_in_its_place_is_copied_there_unless_it_is_damaged(
+    path: Path, name: str, is_damaged: bool, repeatable: bool
+) -> None:
+    """Such as a ledger that was put back from a backup. The lines of both counted twice."""
+    short, longer = path.with_name(name), path.with_name("longer.jsonl")
+    write(short, *range(5), repeatable=repeatable)
+    longer.write_bytes(short.read_bytes())
+    write(longer, *range(5, 8), repeatable=repeatable)
+    if is_damaged:
+        longer.write_bytes(longer.read_bytes() + b"damaged\n")
+    lines = longer.read_bytes()
+    module.set_aside_others(path)
+    assert longer.exists() != is_damaged
+    releases = reopen(path, repeatable).releases
+    if is_damaged:
+        assert releases >= 9
+        assert sorted(path.parent.glob("ledger*"))[-1].read_bytes() == lines
+    else:
+        assert releases == 8
+        assert short.read_bytes() == lines
+        write(path, 8, repeatable=repeatable)
+        module.set_aside_others(path)
+        assert reopen(path, repeatable).releases == 9
+
+
 def test_the_chain_of_a_secure_ledger_follows_from_its_steps_alone(path: Path) -> None:
     """Seeded steps of your own loop take their keys from it."""
     one, other = (write(path.with_name(name), 0, 1, repeatable=False) for name in ("a", "b"))

@@ -31,8 +31,8 @@ part of the chain: if one is missing, steps are counted again, never forgotten.
       (`Ledger.generation`). Its steps are new, independent releases. The earlier ones still count,
       even if their ledger was set aside.
     - With secure noise, every step that is taken is a new release.
-    - A node of a federation starts each step from the weights it receives, whose digest is in the
-      step's line. Only the same step from the same weights is the same release.
+    - A node of a federation starts each round from the weights it receives. Each step of the round
+      states their digest: only the same step of a round from the same weights is the same release.
 
 The chain guards against damage and mistakes, not against forgery, because it has no key. It does
 not reveal that a file was rewritten as a whole. Nor does it reveal that lines after the last
@@ -182,15 +182,15 @@ class Ledger(Tally):
             mechanism.digest(),
             repeatable,
             identity,
-            # A ledger that is not repeatable states the releases in the ledgers set aside so far.
-            # If there are fewer when it is opened again, one of those files is missing
-            # (`_require_same`). A repeatable one states 0: if a run is repeated with the same bits
-            # after its ledger was set aside, the new ledger then has the same digest. A file that
-            # is missing beside it is noticed only at the last checkpoint (`_require_checkpoint`).
+            # Not repeatable: the number of releases in the ledgers set aside so far. If there are
+            # fewer when the file is opened again, such a ledger is missing (`_require_same`).
+            # Repeatable: 0, so that a run that is repeated with the same bits after its ledger was
+            # set aside has the same digest in its record. A missing ledger is then noticed only if
+            # the checkpoint states more releases than are left (`_require_checkpoint`).
             earlier=0 if repeatable else self._aside_tally.releases,
             facts=dict(facts or {}),
             # Tells apart two ledgers whose lines may be the same; see `_is_copy`.
-            nonce="" if repeatable else _make_nonce(),
+            nonce="" if repeatable else secrets.token_hex(16),
         )
         for aside_path, head in self._aside_tally.heads.items():
             if differences := self._name_differences(head):
@@ -205,7 +205,8 @@ class Ledger(Tally):
         self._ending: tuple[int, bytes] | None = None  # ending of the file when it was closed
         self._when_synced = time.monotonic()
         is_new = not path.exists()
-        self._needs_nonce = not (repeatable or is_new)  # before the next step; see `_is_copy`
+        # Whether `_write_nonce` must mark the file before the first step of this process.
+        self._needs_nonce = not (repeatable or is_new)
         if is_new and checkpoint_position is not None and checkpoint_position.releases:
             raise LedgerError(
                 f"{path}: the ledger is missing, but the checkpoint beside it was written after "
@@ -251,13 +252,13 @@ class Ledger(Tally):
             find_other_ledgers: finds ledgers of this training in other folders, such as of a run
                 that was moved or copied. They do not count here, but their noise must not be drawn
                 again for other releases. It is called only if this ledger has neither steps nor
-                starts, and none was set aside. None: there are no such ledgers.
+                starts, and none was set aside. Default: there are no such ledgers.
         """
         if not self.repeatable:
             return
         start = execution_digest, step, state_digest
         recorded_generation = self._starts.find_generation(*start)
-        has_earlier_generation = bool(self._spans or self._starts or self._digest_of_aside)
+        has_earlier_generation = bool(self.releases or self._starts or self._digest_of_aside)
         if recorded_generation is not None:
             self.generation = recorded_generation
         elif has_earlier_generation:
@@ -265,7 +266,7 @@ class Ledger(Tally):
             before = f"{self._digest}:{self._digest_of_aside}"
             text = f"{before}:{execution_digest}:{step}:{state_digest}"
             self.generation = hashlib.sha256(text.encode()).hexdigest()[:32]
-            self.num_to_count_again = self._num_released_from(step)
+            self.num_to_count_again = self.num_released_from(step)
         elif find_other_ledgers is not None and (other_ledgers := find_other_ledgers()):
             starts_elsewhere = KnownStarts(SetAsideTally(other_ledgers).starts)
             generation_elsewhere = starts_elsewhere.find_generation(*start)
@@ -277,18 +278,6 @@ class Ledger(Tally):
         # Otherwise, `generation` stays "", the name of the first generation.
         self.record_start(execution_digest, step, state_digest)
 
-    def _num_released_from(self, step: int) -> int:
-        """Return how many of the steps from `step` on were released.
-
-        A step that several generations released is counted once.
-        """
-        num_released = 0
-        uncounted_from = step
-        for span in sorted(self._spans):
-            num_released += max(0, span.end - max(span.first, uncounted_from))
-            uncounted_from = max(uncounted_from, span.end)
-        return num_released
-
     def record_start(
         self,
         execution_digest: str,
@@ -297,7 +286,8 @@ class Ledger(Tally):
     ) -> None:
         """Record that this generation may continue from a state.
 
-        Nothing is written if this or another generation is already recorded for the state.
+        Nothing is written if this or another generation is already recorded for the state: a later
+        process then continues that one, whose steps are counted already or will be.
 
         Call it before saving the state: a process that loads a state that was not recorded begins a
         new generation, whose steps count again.
@@ -340,19 +330,19 @@ class Ledger(Tally):
         entry = Step(step, weights_digest, self.generation)
         if self.repeatable and entry in self._steps_of_file:
             self.require_intact()
-        else:
-            if self._needs_nonce:
-                # `Start` states why a nonce is in the place of the execution digest.
-                nonce_line = Start(_make_nonce(), step, state_digest="", generation="")
-                self._write_line(nonce_line)
-                self._needs_nonce = False
-            self._write_line(entry)
+            return
+        if self._needs_nonce:
+            self._write_nonce(step)
+        self._write_line(entry)
 
-    def _count_file_step(self, step: Step) -> None:
-        """Count a step of this file, unless a ledger that was set aside has the same release."""
-        self._steps_of_file.add(step)
-        if not (self.repeatable and step in self._aside_tally._released):
-            self._count_release(step)
+    def _write_nonce(self, step: int) -> None:
+        """Mark a ledger that is not repeatable as continued by this process; see `_is_copy`.
+
+        The line has the form of a start, with a nonce as its execution digest, but is no start.
+        """
+        nonce = secrets.token_hex(16)
+        self._write_line(Start(nonce, step, state_digest="", generation=""))
+        self._needs_nonce = False
 
     def sync(self) -> None:
         """Force the file to disk. Call it before anything that depends on the steps is shown.
@@ -469,8 +459,8 @@ class Ledger(Tally):
             if isinstance(line.entry, Head):
                 self._require_same(line.entry)
             self._add_entry(line.entry)
-            # If the line is that of the checkpoint, but the count is lower than it was, a ledger
-            # that was set aside is missing.
+            # The line of the checkpoint, with no fewer releases than then: if there are fewer, a
+            # ledger that was set aside is missing.
             if (
                 checkpoint_position is not None
                 and self._digest == checkpoint_position.digest
@@ -515,7 +505,10 @@ class Ledger(Tally):
         if isinstance(entry, Head):
             self.facts = entry.facts
         elif isinstance(entry, Step):
-            self._count_file_step(entry)
+            self._steps_of_file.add(entry)
+            # A ledger that was set aside may have the same release.
+            if not (self.repeatable and entry in self._aside_tally.released):
+                self._count_release(entry)
         else:
             self._starts.remember(entry)
         if entry.is_chained:
@@ -552,7 +545,8 @@ class Ledger(Tally):
     def _replace_cut_line(self, cut: Line) -> None:
         """Replace a last line that was cut short with a whole line of the next step, and count it.
 
-        If the line was another entry, the count is higher than it need be; see `Line.is_cut`.
+        `read_ledger` yields this step as the entry of a cut line, whatever the line was. So the
+        count may be one too high, but never too low.
         """
         with open_ledger_file(self.path) as file:
             content = file.read()
@@ -606,9 +600,10 @@ def list_set_aside(path: Path) -> list[Path]:
 def is_ledger(path: Path) -> bool:
     """Return True if a file is called ledger.jsonl or, under another name, is written like one.
 
-    Damage must not hide a ledger. So the name of a run's ledger, set aside or not, is enough. Under
-    another name ending in .jsonl, any intact line is enough; a file of a user's own, such as a log
-    of metrics, has none. Under any other name, the file must begin with a head.
+    Damage must not hide a ledger. So the name of a run's ledger, set aside or not, is enough, even
+    of a link that leads nowhere. Under another name ending in .jsonl, any intact line of a ledger
+    is enough; a file of a user's own, such as a log of metrics, has none. Under any other name, the
+    file must begin with a head.
     """
     if re.fullmatch(r"ledger\.jsonl(\.\d+)?", path.name):
         return not path.is_dir()
@@ -671,26 +666,36 @@ def drop_copies(ledgers: Sequence[Path]) -> list[Path]:
     A copy may be shorter than its original, which was written to later. Of ledgers with the same
     content, the first in `ledgers` stays.
     """
+    originals = _find_originals(ledgers)
+    return sorted(ledger for ledger in ledgers if ledger not in originals)
+
+
+def _find_originals(ledgers: Sequence[Path]) -> dict[Path, Path]:
+    """Return the original of each ledger that is a copy of another one, by the path of the copy."""
     if len(ledgers) < 2:
-        return [*ledgers]
+        return {}
     contents = {}
     for path in ledgers:
         with open_ledger_file(path) as file:
             contents[path] = file.read()
-    originals: list[Path] = []
-    for path in sorted(contents, key=lambda path: -len(contents[path])):  # the longest come first
-        if not any(_is_copy(contents[path], contents[other]) for other in originals):
-            originals.append(path)
-    return sorted(originals)
+    originals: dict[Path, Path] = {}
+    longest_first = sorted(ledgers, key=lambda path: -len(contents[path]))
+    for index, path in enumerate(longest_first):
+        for other in longest_first[:index]:
+            if other not in originals and _is_copy(contents[path], contents[other]):
+                originals[path] = other
+                break
+    return originals
 
 
 def _is_copy(content: bytes, original: bytes) -> bool:
     """Return True if a ledger is provably a copy of the beginning of another one.
 
-    The steps of ledgers that are not repeatable state only numbers, so those of two attempts are
-    equal, although their releases differ. What differs is a nonce: the head states that of the
-    first process, and each process that continues the file writes its own before its first step.
-    The ledgers of older versions have none in their heads, and equal lines prove nothing there.
+    In a repeatable ledger, equal lines are equal releases. In others, the lines of steps state only
+    numbers, so two runs may write the same lines for different releases. There, nonces tell them
+    apart: the head has that of the process that began the file, and each process that continues the
+    file adds its own before its first step. The heads of older versions have none, so equal lines
+    prove nothing.
     """
     if not content:
         return True  # it lists no step
@@ -707,26 +712,41 @@ def _is_copy(content: bytes, original: bytes) -> bool:
 def set_aside_others(path: Path, identity: str = "") -> None:
     """Make all other ledgers of a training count: set them aside beside its ledger at `path`.
 
-    Every ledger in the folder of `path` is of this training, because it may have been renamed or
-    moved by hand. A ledger in a subfolder, where a federation's server keeps those of its nodes, is
-    of this training if its head states `identity`, or if `identity` is empty. A copy of another
-    ledger stays where it is, and does not count.
+    Every ledger in the folder of `path` is taken to be of this training, as it may have been
+    renamed or moved there by hand. A ledger in a subfolder, where a federation's server keeps those
+    of its nodes, is of this training if its head states `identity`, or if `identity` is empty.
+
+    A copy of another ledger stays where it is, and does not count. But if the ledger at `path`, or
+    one that was set aside, is the beginning of an undamaged longer one, it becomes a copy of that.
 
     Args:
         path: the training's ledger.
         identity: identity of the ledger at `path`; see `Ledger`.
     """
     in_place = [ledger for ledger in [path, *list_set_aside(path)] if ledger.exists()]
-    # A link may lead to another run, whose ledger has to stay there.
-    present = find_ledgers(path.parent, follow_links=False)
-    others = [ledger for ledger in present if ledger not in in_place]
-    # Those in place come first, so that `drop_copies` drops what is equal to one of them.
-    for ledger in drop_copies([*in_place, *others]):
-        if ledger in in_place:
-            continue
+    others = []
+    for ledger in find_ledgers(path.parent, follow_links=False):  # a link may lead to another run
         is_in_folder = ledger.parent == path.parent
-        if not identity or is_in_folder or read_identity(ledger) == identity:
+        is_own = not identity or is_in_folder or read_identity(ledger) == identity
+        if is_own and ledger not in in_place:
+            others.append(ledger)
+    # Those in place come first: of ledgers with the same content, the first is the original.
+    originals = _find_originals([*in_place, *others])
+    for ledger in in_place:
+        original = originals.get(ledger)
+        if original in others and _is_undamaged(original):
+            disk.write_bytes(ledger, original.read_bytes())
+            others.remove(original)  # it is now the copy
+    for ledger in others:
+        if ledger not in originals:
             disk.rename(ledger, next_aside(path))
+
+
+def _is_undamaged(path: Path) -> bool:
+    try:
+        return all(True for _ in read_ledger(path))
+    except LedgerError:
+        return False
 
 
 def read_identity(path: Path) -> str | None:
@@ -758,11 +778,6 @@ def _require_single_link(path: Path) -> None:
             f"{path}: is a link, or has a second hard link, through which another run could write "
             "to it: give the path of the file itself, or of a copy (cp)."
         )
-
-
-def _make_nonce() -> str:
-    """Return a random text that no other process writes."""
-    return secrets.token_hex(16)
 
 
 def _digest_file(path: Path) -> str:

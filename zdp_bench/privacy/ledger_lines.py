@@ -134,8 +134,8 @@ class Start:
     It is outside the hash chain, so that the digest does not depend on when a run was interrupted
     and saved. Without it, more releases are counted, never fewer.
 
-    In a ledger that is not repeatable, no process starts from a recorded state. There, the line
-    holds only the nonce of a process that continues the file, in the place of the execution digest.
+    A ledger that is not repeatable has no starts. There, the line marks the file with a nonce; see
+    `Ledger._write_nonce`.
 
     Attributes:
         execution_digest: digest of code, libraries, machine and micro-batch. In the file, its key

@@ -85,6 +85,9 @@ class Tally:
           an earlier one, with the same generation, number and weights.
         - Only the process that created the tally, or one that it was pickled to, may count. A fork
           would repeat the noise for other sums, which this tally would not count.
+
+    Attributes:
+        released: the steps that were released.
     """
 
     def __init__(
@@ -108,16 +111,16 @@ class Tally:
         self.repeatable = repeatable
         self.earlier = earlier
         self.generation = generation
-        # Number of steps that an earlier process released and this one will release again.
+        # For a warning only: how many steps of an earlier process this one will release again.
         self.num_to_count_again = 0
         self._digest = digest
         self._spans = list(spans)
         self._count = sum(end - first for first, end, _ in self._spans)
         # Spans lack weights digests, which only the steps of a federation's nodes have. That loses
         # nothing: spans are passed between the ranks of a run, and a node has a single process.
-        self._released = ReleasedSteps()
+        self.released = ReleasedSteps()
         for span in self._spans:
-            self._released.add(Step(span.end - 1, generation=span.generation))
+            self.released.add(Step(span.end - 1, generation=span.generation))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a tally, with which the process that unpickles it may count."""
@@ -183,14 +186,14 @@ class Tally:
             step: number of the step.
             weights_digest: see `append`.
         """
-        return self.repeatable and Step(step, weights_digest, self.generation) in self._released
+        return self.repeatable and Step(step, weights_digest, self.generation) in self.released
 
     def restart_from(self, other: Tally) -> None:
         """Forget all releases, and count those of another tally."""
         self.earlier = other.earlier
         self._spans = list(other._spans)
         self._count = other._count
-        self._released = copy.deepcopy(other._released)
+        self.released = copy.deepcopy(other.released)
 
     def _count_release(self, step: Step) -> None:
         spans = self._spans
@@ -201,7 +204,7 @@ class Tally:
         else:
             spans.append(Span(step.step, end, step.generation))
         self._count += 1
-        self._released.add(step)
+        self.released.add(step)
 
     @property
     def has_other_noise(self) -> bool:
@@ -238,6 +241,18 @@ class Tally:
         """Return the number of releases once steps `first` … `end` − 1 are taken as well."""
         new = [step for step in range(first, end) if not self.has_released(step)]
         return self.releases + len(new)
+
+    def num_released_from(self, step: int) -> int:
+        """Return how many of the steps from `step` on were released.
+
+        A step that several generations released is counted once.
+        """
+        num_released = 0
+        counted_until = step
+        for first, end, _ in sorted(self._spans):
+            num_released += max(0, end - max(first, counted_until))
+            counted_until = max(counted_until, end)
+        return num_released
 
     @property
     def position(self) -> Position:
@@ -289,7 +304,7 @@ class SetAsideTally(Tally):
 
         Within the file, each step is another release.
         """
-        in_earlier_files = copy.deepcopy(self._released)
+        in_earlier_files = copy.deepcopy(self.released)
         for step in steps:
             if step not in in_earlier_files:
                 self._count_release(step)
