@@ -126,7 +126,7 @@ def test_parts_are_apart_and_owners_named_or_refused(
 ) -> None:
     root, of = files_of
     splits, info = of.load(root), of.info(root)
-    if known := of.released(tmp_path / "empty"):
+    if known := of.published_info(tmp_path / "empty"):
         for fact in ("input_shape", "dtype", "outputs", "target_shape", "target_dtype", "unit"):
             assert getattr(known, fact) == getattr(info, fact)
     parts = [part for part in (splits.train, splits.test, splits.validation) if part is not None]

@@ -278,7 +278,7 @@ class Dataset:
         """
         raise NotImplementedError
 
-    def released(self, root: Path) -> DatasetInfo | None:
+    def published_info(self, root: Path) -> DatasetInfo | None:
         """Return the counts and shapes of the published data set if its files are missing.
 
         Return None if they are under the data root, or if the data set needs none: `info` then
@@ -288,9 +288,9 @@ class Dataset:
 
     def info(self, root: Path) -> DatasetInfo:
         """Describe the examples of `load` or, without the files, those that are published."""
-        published_info = self.released(root)
-        if published_info is not None:
-            return replace(published_info, found=False)
+        published = self.published_info(root)
+        if published is not None:
+            return replace(published, found=False)
         splits = self.load(root)
         inputs, targets = splits.train.batch(torch.arange(1))
         groups = splits.train.groups

@@ -237,7 +237,7 @@ class ChestXray(Dataset):
             owner_names=names.tolist(),
         )
 
-    def released(self, root: Path) -> DatasetInfo | None:
+    def published_info(self, root: Path) -> DatasetInfo | None:
         if holds_any(root / FOLDER):
             return None
         train_fraction = 1 - self.validation_share

@@ -106,7 +106,7 @@ class Cifar10(Dataset):
             unit="image",
         )
 
-    def released(self, root: Path) -> DatasetInfo | None:
+    def published_info(self, root: Path) -> DatasetInfo | None:
         with suppress(UserError):
             if all(path.is_file() for path in self.paths(root)):
                 return None

@@ -257,8 +257,8 @@ class Cpsc2018(Dataset):
             unit="recording",
         )
 
-    def released(self, root: Path) -> DatasetInfo | None:
-        """Return the sizes of the published data set; None if its files are under the data root."""
+    def published_info(self, root: Path) -> DatasetInfo | None:
+        """Return the published counts and shapes; None if the files are there."""
         folder = root / FOLDER
         if find_visible(folder, "cinc2020_wfdb/**/*.*"):
             return None

@@ -222,8 +222,8 @@ class PublicKSpace(KSpaceSlices):
         notes = f"k-space of grey CIFAR-10 pictures{origin}, public"
         return self.read_splits(find_volumes(folder), "derived", notes)
 
-    def released(self, root: Path) -> DatasetInfo | None:
-        if Cifar10().released(root) is None:
+    def published_info(self, root: Path) -> DatasetInfo | None:
+        if Cifar10().published_info(root) is None:
             return None
         return replace(
             self.describe(0, 0),

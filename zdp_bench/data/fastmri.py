@@ -494,7 +494,7 @@ class FastMri(KSpaceSlices):
             return self.read_splits(parts, "official", "")
         return self.read_splits(parts, "derived", "files in fastMRI's layout")
 
-    def released(self, root: Path) -> DatasetInfo | None:
+    def published_info(self, root: Path) -> DatasetInfo | None:
         """Describe the knee release."""
         if holds_any(root / "fastMRI" / folders_of(root / "fastMRI")[0]):
             return None

@@ -192,7 +192,7 @@ class Ham10000(Dataset):
         notes.append(f"{count_parts(counts)}, by whole lesions")
         return notes
 
-    def released(self, root: Path) -> DatasetInfo | None:
+    def published_info(self, root: Path) -> DatasetInfo | None:
         if (root / FOLDER / METADATA).is_file():
             return None
         test = round(self.test_share * NUM_PICTURES)

@@ -82,7 +82,7 @@ class Mnist(Dataset):
             unit="image",
         )
 
-    def released(self, root: Path) -> DatasetInfo | None:
+    def published_info(self, root: Path) -> DatasetInfo | None:
         if not missing(root, card(self.card_name)):
             return None
         return DatasetInfo(

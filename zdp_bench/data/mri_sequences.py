@@ -273,7 +273,7 @@ class MriSequences(SequenceSlices):
         rule = f"must be less than the {num_held} test patients of the release"
         require(count < num_held, "dataset.validation_patients", count, rule)
 
-    def released(self, root: Path) -> DatasetInfo | None:
+    def published_info(self, root: Path) -> DatasetInfo | None:
         if holds_any(root / FOLDER):
             return None
         num_train, num_held = RELEASED.values()

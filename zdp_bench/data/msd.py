@@ -282,7 +282,7 @@ class Decathlon(Dataset):
         arrays = torch.from_numpy(load_or_make(kind, arrays_digest, shape, np.uint8, blocks()))
         return arrays, rows, groups
 
-    def released(self, root: Path) -> DatasetInfo | None:
+    def published_info(self, root: Path) -> DatasetInfo | None:
         """Describe the released volumes, with the paper's 64 slices each."""
         folder, num_released = TASKS[self.task]
         if holds_any(root / folder):

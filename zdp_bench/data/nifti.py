@@ -141,7 +141,7 @@ class OfVolumes(Dataset):
         """Return counts and shapes, given the number of volumes in each part."""
         raise NotImplementedError
 
-    def released(self, root: Path) -> DatasetInfo | None:
+    def published_info(self, root: Path) -> DatasetInfo | None:
         """Describe the default folder if `folder` is missing or empty."""
         if holds_any(resolve_folder(root, self.folder)):
             return None

@@ -190,9 +190,9 @@ class PhaseMnist(Mnist):
         train, test = zip(images, labels, strict=True)
         return make_splits(train, test, self.pairing_seed, source, files)
 
-    def released(self, root: Path) -> DatasetInfo | None:
+    def published_info(self, root: Path) -> DatasetInfo | None:
         """Describe the pairs of the release's images."""
-        mnist = super().released(root)
+        mnist = super().published_info(root)
         if mnist is None:
             return None
         labels = np.repeat(np.arange(CLASSES), RELEASED)

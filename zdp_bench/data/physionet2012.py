@@ -66,11 +66,8 @@ class Range:
         """Return (values − middle) / width of the range, clipped to ±`LIMIT`."""
         low, high = self.low, self.high
         if self.is_log:
-            # 0 has no logarithm, so smaller values are replaced by low / 1000. This changes no
-            # result. In log10, low / 1000 is 3 below `low`, and the range is at most 2 wide (high
-            # <= 100 * low). So low / 1000 becomes -1/2 - 3/2 or less, which is clipped.
-            smallest = low / 1000
-            values = np.log(np.maximum(values, smallest))
+            with np.errstate(divide="ignore"):
+                values = np.log(values)  # 0 becomes −∞, which is clipped
             low, high = math.log(low), math.log(high)
         middle = (low + high) / 2
         return np.clip((values - middle) / (high - low), -LIMIT, LIMIT)
@@ -96,8 +93,10 @@ RANGES = {
     "Bilirubin": Range(0.3, 2, is_log=True),  # mg/dL; ACCP; SOFA: two points from 2
     "BUN": Range(7, 40, is_log=True),  # mg/dL; Mayo Clinic; APACHE III: more points from 40
     "Cholesterol": Range(120, 200),  # mg/dL; MSD: low below 120, desirable below 200
-    "Creatinine": Range(0.5, 2, is_log=True),  # mg/dL; APACHE III: points below 0.5; SOFA: from 2
-    "DiasABP": Range(52, 80),  # mmHg; (3 · MAP − SysABP) / 2 of the ends of both, rounded
+    "Creatinine": Range(
+        0.5, 2, is_log=True
+    ),  # mg/dL; APACHE III: below 0.5; SOFA: two points from 2
+    "DiasABP": Range(52, 80),  # mmHg; (3 · MAP − SysABP) / 2 of their ends, rounded down
     "FiO2": Range(0.21, 0.6),  # room air; Jackson 2020 (Medscape): at most 0.6 after 24 hours
     "GCS": Range(10, 15),  # SOFA: two points for 10 to 12, none for 15
     "Glucose": Range(70, 180, is_log=True),  # mg/dL; MSD: fasting; NICE-SUGAR 2009: usual target
@@ -123,7 +122,7 @@ RANGES = {
     "Temp": Range(36, 38.4),  # °C; APACHE II: no points
     "TroponinI": Range(0.04, 4, is_log=True),  # µg/L; Apple & Collinson 2012; 100 · 0.04
     "TroponinT": Range(0.01, 1, is_log=True),  # µg/L; Apple & Collinson 2012; 100 · 0.01
-    "Urine": Range(35, 140, is_log=True),  # mL; SSC: from 0.5 mL/kg in an hour at 70 kg, to 4 · 35
+    "Urine": Range(35, 140, is_log=True),  # mL; SSC: 0.5 mL/kg per hour at 70 kg; 4 · 35
     "WBC": Range(4, 20, is_log=True),  # 1000/µL; SIRS: below 4; SAPS II: points from 20
     "Weight": Range(50, 100),  # kg; round numbers
 }
@@ -241,8 +240,8 @@ class Physionet2012(Dataset):
         require(not is_validation.all(), "dataset.validation_share", self.validation_share, fault)
         return is_validation
 
-    def released(self, root: Path) -> DatasetInfo | None:
-        """Return the sizes of the published data set; None if its files are under the data root."""
+    def published_info(self, root: Path) -> DatasetInfo | None:
+        """Return the published counts and shapes; None if the files are there."""
         if (root / FOLDER).is_dir():
             return None
         # How many patients are held out depends on the number of RecordIDs only.

@@ -92,7 +92,7 @@ class Roahd(Dataset):
             owner_names=names,
         )
 
-    def released(self, root: Path) -> DatasetInfo | None:
+    def published_info(self, root: Path) -> DatasetInfo | None:
         if (root / FOLDER).is_dir():
             return None
         train, test = self.split([0, 1] * PEOPLE)

@@ -227,7 +227,7 @@ class SpeechCommands(Dataset):
         name = f"{step}-{bins}-{files}"
         return torch.from_numpy(load_or_make("spectrograms", name, shape, np.complex64, blocks()))
 
-    def released(self, root: Path) -> DatasetInfo | None:
+    def published_info(self, root: Path) -> DatasetInfo | None:
         """Estimate the counts from about 3,500 clips per word and 20 per speaker."""
         if holds_any(root / FOLDER):
             return None

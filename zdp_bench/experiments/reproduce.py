@@ -220,7 +220,7 @@ def missing_data(config: Run, only_here: bool = True) -> str:
     source = files.card(card.uses) if card.uses else card
     has_all_files = not files.missing(config.data_root, source)
     is_present = has_all_files and files.has_files(config.data_root, source)
-    if is_present and source.holds and build_dataset(config).released(config.data_root):
+    if is_present and source.holds and build_dataset(config).published_info(config.data_root):
         return (
             f"the data root has part of dataset '{card.name}', but not the files that this run "
             "needs."

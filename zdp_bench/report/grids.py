@@ -4,9 +4,9 @@ A row of a table is a task. Each row has one printed line or, if it compares var
 algorithms), one line for each variant. There is one column per target ε; ε = ∞ is training without
 privacy.
 
-The jobs of recipes fill the lines (`Filling`, in `report.cells`). Each job has one target ε and, if
-there are folds, one fold. A run belongs to a line if it has the experiment digest of one of the
-line's jobs, which covers everything but the seed.
+Each line is filled by jobs of a recipe (`Filling`, in `report.cells`): one for each target ε and,
+if there are folds, each fold. The runs of a job are those with its experiment digest, which covers
+everything but the seed.
 
 With `retained_gain: true`, a table also shows the gain of private training over the row's trivial
 `baseline`, as a percentage of the gain of non-private training.
@@ -170,7 +170,7 @@ def _group_runs(
     """Group runs by line, then by target ε."""
     runs_by_line: dict[LineKey, RunsByTarget] = {}
     for filling in fillings:
-        if filling.substitute:  # these tables show the recipes' own data sets only
+        if filling.substitute:  # a data set; these tables show the recipes' own only
             continue
         for run in filling.runs_of(all_records):
             # All private recipes of these tables set a target ε, so a run without one is not
@@ -211,7 +211,7 @@ def _make_lines(
 
 
 def _runs_of_complete_seeds(runs: Sequence[Record]) -> list[Record]:
-    """Return the runs of the seeds that have as many runs, one per fold, as any seed has.
+    """Return the runs of the seeds that have the most runs, which are one per fold.
 
     The mean of another seed would mislead, because the fold that it lacks may be the hardest one.
     """
@@ -243,7 +243,7 @@ def _cells_of(
     """Return the cells of a line by column; all lines of a table have the same columns."""
     cells = {"task": line.row}
     if has_variants:
-        # The name of an algorithm. Other variants are shown as they are.
+        # An algorithm gets its name, and other variants get spaces.
         cells["variant"] = names.algorithm(line.variant or "")
     cells["ε protects"] = line.privacy_unit
     if shows_units:
@@ -335,8 +335,8 @@ class Comparison:
     def is_different(self, threshold: float) -> bool:
         """Return True if the test shows a difference.
 
-        p is NaN if all seeds have the same difference, other than 0: without spread, there is no
-        test, and no difference is shown.
+        If all seeds have the same difference, there is no test: p is 1 if the difference is 0, and
+        else NaN, so no difference is shown.
         """
         return not math.isnan(self.test.p) and self.test.p < threshold
 

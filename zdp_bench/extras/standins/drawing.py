@@ -41,7 +41,7 @@ class StandIn(Dataset):
         """Read the generated files like those of the release."""
         return super().load(folder)
 
-    def released(self, root: Path) -> DatasetInfo | None:
+    def published_info(self, root: Path) -> DatasetInfo | None:
         """Return None, because there is no release of generated files."""
         return None
 
