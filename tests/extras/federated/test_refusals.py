@@ -22,7 +22,7 @@ from zdp_bench.extras.federated.node import (
     SEE_LOG,
     RefusalError,
     Site,
-    call_app,
+    call_handler,
     client_app,
     open_site,
 )
@@ -85,7 +85,7 @@ def test_no_error_but_a_refusal_is_quoted_to_the_server(error: Exception) -> Non
         raise error
 
     set_sender()
-    answer = ask_to_join(partial(call_app, fail))
+    answer = ask_to_join(partial(call_handler, fail))
     assert answer.error.reason == SEE_LOG
 
 

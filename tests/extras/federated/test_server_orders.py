@@ -24,7 +24,7 @@ from zdp_bench.extras.federated.node import (
     Node,
     Site,
     _check_and_prepare,
-    call_app,
+    call_handler,
     client_app,
     open_site,
 )
@@ -121,7 +121,7 @@ def test_a_damaged_message_of_a_server_is_refused_in_one_sentence(
         for seed in range(count):
             message = damaged_message(random.Random(seed), weights)
             message.metadata.__dict__["_message_id"] = "1"
-            answer = call_app(app, message, context)
+            answer = call_handler(app, message, context)
             if answer.has_error():
                 refused += 1
                 assert answer.error.code == REFUSED, (seed, answer.error.reason)
@@ -179,7 +179,7 @@ def test_a_refused_order_to_prepare_is_not_kept_for_the_next_process(configured:
             body = content(values | {"rounds": rounds})
             message = Message(body, 2, "query.prepare")
             message.metadata.__dict__["_message_id"] = "1"
-            answer = call_app(client_app(config, "key"), message, context)
+            answer = call_handler(client_app(config, "key"), message, context)
             assert answer.has_error() != is_prepared
         assert ("prepared" in context.state) == is_prepared
 
@@ -357,7 +357,7 @@ def test_a_process_of_each_message_reserves_no_more_than_one_process(configured:
             body = content(values, weights if kind == "train" else None)
             message = Message(body, 2, kind)
             message.metadata.__dict__["_message_id"] = "1"
-            reply = call_app(client_app(config, "key"), message, context)
+            reply = call_handler(client_app(config, "key"), message, context)
             assert not reply.has_error(), reply.error.reason
 
     answer("query.prepare", {"run": RUN, "rounds": 8, "entries": 0, "digest": ""}, {})
@@ -379,7 +379,7 @@ def test_a_process_prepares_a_node_again_only_for_a_message_that_needs_its_ledge
         with open_site("key", Site(config)) as site:  # a process of its own
             message = Message(content(body), 2, f"query.{kind}")
             message.metadata.__dict__["_message_id"] = "1"
-            assert not call_app(client_app(config, "key"), message, context).has_error()
+            assert not call_handler(client_app(config, "key"), message, context).has_error()
             has_ledger[kind] = site.node(0).ledger is not None
     assert has_ledger == {"prepare": True, "join": False, "report": True}
 

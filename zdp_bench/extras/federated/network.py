@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from zdp_bench.config import configured
 from zdp_bench.experiments.sweep import run_one
-from zdp_bench.extras.federated.node import call_app, client_app
+from zdp_bench.extras.federated.node import call_handler, client_app
 from zdp_bench.extras.federated.server import conduct, run_federation
 
 
@@ -24,7 +24,7 @@ class NodeApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         # Flower's runtime would send the text of an error, such as one about the site's overrides.
-        return call_app(self._answer, message, context)
+        return call_handler(self._answer, message, context)
 
     def _answer(self, message: Message, context: Context) -> Message:
         config = configured(shlex.split(str(context.node_config["overrides"])))

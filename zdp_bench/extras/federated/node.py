@@ -53,11 +53,12 @@ REFUSED = 700  # code of an `Error`: the node refuses; Flower's own codes are sm
 MUST_JOIN_AGAIN = "it was restarted and has to join again"
 # What the server gets instead of the text of an error that may quote the site's data or folders.
 SEE_LOG = "it cannot answer; the reason is in its own log"
-# Values of a `prepare` message. `entries` and `digest` are the last ledger position that the server
-# knows: the number of releases, which other messages call `entries` too, and the chain's digest.
+# Values of a `prepare` message. `entries` and `digest` are the last position of the ledger that the
+# server knows: the number of releases and the chain's digest. All messages use these names.
 PREPARE_VALUES = {"run": str, "rounds": int, "entries": int, "digest": str}
-# State digest of a node's start. A central run states the digest of its weights there. A node has
-# this text, because it is sent new weights in each round. Their digest is in the line of each step.
+# In the ledger, every process of a node starts at step 0 with this text as its state digest: a node
+# is sent new weights in each round, and their digest is in the line of each step. So a process with
+# the same code and machine continues the generation.
 ANY_WEIGHTS = "the weights it is sent"
 RUN_DIGEST = re.compile(r"[0-9a-f]{64}")  # names the run's folder, so nothing else is accepted
 MAX_ROUNDS = 1_000_000  # a server that requests more would only keep a node busy
@@ -77,11 +78,7 @@ class RefusalError(UserError):
 # ----------------------------------------------------------------------------------------- patients
 
 
-def split_by_patient(
-    data: Splits,
-    nodes: int,
-    seed: int,
-) -> list[Part]:
+def split_by_patient(data: Splits, nodes: int, seed: int) -> list[Part]:
     """Split the training set by patient.
 
     A hash of the patient's name and the seed decides the node. The nodes' sizes therefore differ;
@@ -123,11 +120,7 @@ class AccumulatingSGD(torch.optim.SGD):
         sums: the sum of each parameter's gradients, by name.
     """
 
-    def __init__(
-        self,
-        parameters: Mapping[str, Tensor],
-        lr: float,
-    ) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], lr: float) -> None:
         super().__init__(parameters.values(), lr=lr)
         self._named = parameters
         self.sums: dict[str, Tensor] = {}
@@ -150,10 +143,7 @@ class Site:
     """
 
     def __init__(
-        self,
-        config: Run,
-        data: Splits | None = None,
-        device: torch.device | None = None,
+        self, config: Run, data: Splits | None = None, device: torch.device | None = None
     ) -> None:
         self.config, self._data = config, data
         self.device = device or pick_device(config.device)
@@ -201,9 +191,10 @@ class Node:
     """One node. The server asks it to `join`, then to `prepare`, then to `take_round` repeatedly.
 
     Formal guarantees:
-        - With seeded noise, the sample and the noise of a step are functions of (run, node, its
-          data, step, weights). The same weights give the same release, bit for bit, and different
-          weights give another sample and other noise.
+        - With seeded noise, the sample and the noise of a step are functions of the plug-ins' code,
+          the run, the mechanism, the node, its data, the ledger's generation, the weights at the
+          start of the round, and the step. Within a generation, the same step from the same weights
+          is the same release, bit for bit. Other weights give another sample and other noise.
         - Every step is written to the node's own ledger before its noise is drawn, so a round whose
           sum never arrives is counted too.
         - With `federated.patients=own`, `privacy.max_epsilon` bounds the ε of this run and all
@@ -213,8 +204,9 @@ class Node:
     Attributes:
         examples: the node's training examples.
         ledger: counts the node's releases. None until `prepare`, which also sets `setup`,
-            `mechanism`, `micro_batch_size`, `reserved` (the number of releases that the site's
-            other runs count for this run: all that it may make) and `max_releases`.
+            `mechanism`, `micro_batch_size`, `reserved` and `max_releases`.
+        reserved: upper bound on this run's releases. The site's other runs count all of them, taken
+            or not.
         first_repeatable: the first round that this process may take. Earlier ones began with larger
             micro-batches, so a repeat would add the same noise to a sum that is rounded otherwise.
     """
@@ -234,7 +226,7 @@ class Node:
     def join(self) -> dict[str, Any]:
         """Return what the server needs to plan the rounds; nothing else about the data is sent.
 
-        With `federated.patients=own`, this excludes the digest of the data: a server that knows all
+        With `federated.patients=own`, the digest of the data is not sent: a server that knows all
         records but one could test guesses of that record. With `federated.patients=split`, the
         server has the data anyway, and has to check that all nodes have the same.
         """
@@ -250,11 +242,7 @@ class Node:
         return values
 
     def prepare(
-        self,
-        run: str,
-        rounds: int,
-        known_position: Position | None,
-        reserved: int = 0,
+        self, run: str, rounds: int, known_position: Position | None, reserved: int | None = None
     ) -> dict[str, Any]:
         """Calibrate the mechanism, open the ledger and reserve the releases of all rounds.
 
@@ -263,8 +251,9 @@ class Node:
             rounds: the number of rounds in the server's plan.
             known_position: the last position of the ledger that the server knows. A ledger that
                 has not reached it is rejected. If None, the node may start a new ledger.
-            reserved: the number of releases to reserve, as another process of this site computed it
-                for the same `prepare` message, so that both reserve the same. 0: compute it here.
+            reserved: what another process reserved for the same `prepare` message, if it answered
+                the message. The ledger may have new steps since, from which this process would
+                compute a larger number.
 
         Returns:
             the ledger's position (see `report_position`), and the mechanism's digest.
@@ -281,8 +270,8 @@ class Node:
         self.mechanism = self.setup.mechanism
         self.micro_batch_size = self.setup.micro_batch_size()
         self.first_repeatable = 0
-        # The noise depends on plug-ins, node and data. With `federated.patients=own`, only the site
-        # knows the digest of its data, so nobody else can compute its noise.
+        # With `federated.patients=own`, only the site knows the digest of its data, so nobody else
+        # can compute its noise.
         key_parts = f"{foreign_code(site.config.plugins)}:node {self.number}:{site.data.digest}"
         self._key = run_key(run, self.mechanism, key_parts)
         run_home = records.folder(self.config.results, self.config.recipe, run)
@@ -294,7 +283,7 @@ class Node:
             ranks=1,
             deterministic=self.config.execution.deterministic,
         )
-        start = (execution, 0, ANY_WEIGHTS)  # at step 0
+        start = (execution, 0, ANY_WEIGHTS)
         try:
             ledger = open_ledger(
                 home / "ledger.jsonl",
@@ -318,8 +307,8 @@ class Node:
                 self.max_releases = self.setup.affordable_releases(self.reserved)
             else:
                 # Other runs at this site count these releases from now on, even if this run is
-                # stopped. This run counts other runs afterwards, so two that begin at once count
-                # one another.
+                # stopped. This run counts theirs only after it has reserved its own, so two that
+                # begin at once count one another.
                 reserve(
                     self.setup.config,
                     self.setup.data,
@@ -381,11 +370,9 @@ class Node:
                 taken = replace(planned, steps=steps)
                 return compose_epsilon([*spent_before, taken], config.privacy.delta)
 
-            # ε rises with the number of steps, so bisection counts how many of the numbers 0, 1,
-            # ..., planned_releases have an ε within the budget.
-            candidates = range(planned_releases + 1)
-            num_within_budget = bisect_right(candidates, budget, key=epsilon_after)
-            return max(0, num_within_budget - 1)  # the largest of them
+            # ε rises with the number of steps, so the numbers 1, 2, ... within the budget come
+            # first, and how many there are is the largest of them.
+            return bisect_right(range(1, planned_releases + 1), budget, key=epsilon_after)
         except ValueError as error:
             raise UserError(
                 f"privacy.max_epsilon={budget:g}: {error}, so this site's total ε is "
@@ -410,8 +397,8 @@ class Node:
             weights: the server's weights, from which the steps start.
 
         Returns:
-            the ledger's position with the round, and the sum of the released gradients by
-            parameter.
+            the ledger's position and the number of the round, and the sum of the released gradients
+            by parameter.
 
         Raises:
             BudgetExceeded: the next step would exceed `privacy.max_epsilon`. Earlier steps of the
@@ -488,6 +475,18 @@ def client_app(config: Run, key: str) -> ClientApp:
             _sites[key] = Site(config)
         return _sites[key].node(int(context.node_config["partition-id"]))
 
+    def join(message: Message, context: Context) -> RecordDict:
+        return content(find_node(context).join())
+
+    def prepare(message: Message, context: Context) -> RecordDict:
+        values = checked_values(message, PREPARE_VALUES)
+        # Until the node has prepared, no other process may take a round for it.
+        context.state.pop("prepared", None)
+        node = find_node(context)
+        prepared = _check_and_prepare(node, values)
+        context.state["prepared"] = ConfigRecord(values | {"reserved": node.reserved})
+        return content(prepared)
+
     def prepared_node(context: Context) -> Node:
         """Return the node. If another process prepared it, prepare it here as well.
 
@@ -500,24 +499,12 @@ def client_app(config: Run, key: str) -> ClientApp:
             _check_and_prepare(node, values, reserved)
         return node
 
-    def prepare(message: Message, context: Context) -> RecordDict:
-        values = checked_values(message, PREPARE_VALUES)
-        # Until the node has prepared, no other process may take a round for it.
-        context.state.pop("prepared", None)
-        node = find_node(context)
-        prepared = _check_and_prepare(node, values)
-        context.state["prepared"] = ConfigRecord(values | {"reserved": node.reserved})
-        return content(prepared)
-
     def train(message: Message, context: Context) -> RecordDict:
         node = prepared_node(context)
         round_ = checked_values(message, {"round": int})["round"]
         weights = tensors_of(message, trainable(node.site.setup.model))
         values, gradients = node.take_round(round_, weights)
         return content(values, gradients)
-
-    def join(message: Message, context: Context) -> RecordDict:
-        return content(find_node(context).join())
 
     def report(message: Message, context: Context) -> RecordDict:
         return content(prepared_node(context).report_position())
@@ -529,7 +516,9 @@ def client_app(config: Run, key: str) -> ClientApp:
     return app
 
 
-def _check_and_prepare(node: Node, values: dict[str, Any], reserved: int = 0) -> dict[str, Any]:
+def _check_and_prepare(
+    node: Node, values: dict[str, Any], reserved: int | None = None
+) -> dict[str, Any]:
     """Check the values of a `prepare` message, and prepare the node; see `Node.prepare`."""
     run, rounds = values["run"], values["rounds"]
     if not RUN_DIGEST.fullmatch(run):
@@ -548,22 +537,18 @@ def _handler(respond: Callable[[Message, Context], RecordDict]) -> Handler:
     def answer(message: Message, context: Context) -> Message:
         return Message(respond(message, context), reply_to=message)
 
-    return partial(call_app, answer)
+    return partial(call_handler, answer)
 
 
-def call_app(
-    app: Handler,
-    message: Message,
-    context: Context,
-) -> Message:
-    """Return the app's answer, or an `Error` whose reason quotes nothing of the site's data.
+def call_handler(handler: Handler, message: Message, context: Context) -> Message:
+    """Return the answer of a handler or ClientApp, or an `Error` that quotes nothing of the data.
 
     The texts of `BudgetExceeded`, `Malformed` and `RefusalError` are about the protocol alone. Any
     other error may quote a patient, a file or a folder, so it is only logged here.
     """
     code = REFUSED
     try:
-        return app(message, context)
+        return handler(message, context)
     except BudgetExceeded:
         reason = "the next step would exceed privacy.max_epsilon"
     except Malformed as error:

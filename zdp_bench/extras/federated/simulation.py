@@ -13,7 +13,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
-from zdp_bench.extras.federated.node import Site, call_app, client_app, open_site
+from zdp_bench.extras.federated.node import Site, call_handler, client_app, open_site
 from zdp_bench.extras.federated.server import ServerContext, conduct, run_federation
 from zdp_bench.records import Document
 from zdp_bench.training import distributed
@@ -84,7 +84,7 @@ class SerialGrid:
             message_id = str(self._sent)
             message.metadata.__dict__["_message_id"] = message_id  # Flower has no public setter
             context = self._contexts[message.metadata.dst_node_id]
-            self._answers[message_id] = call_app(self._app, message, context)
+            self._answers[message_id] = call_handler(self._app, message, context)
             message_ids.append(message_id)
         return message_ids
 
