@@ -56,7 +56,12 @@ R5 = np.eye(5)[[0, 4, 3, 2, 1]]  # index reversal: n → −n mod 5
 @pytest.mark.parametrize(
     ("noise", "expected"),
     # Theorem 1; Corollary 1, which prints ½I
-    [("sound", I5), ("complex", I5 / 2), ("real", (I5 + R5) / 2)],
+    [
+        ("sound", I5),
+        ("complex", I5 / 2),
+        ("real", (I5 + R5) / 2),
+        ("as_published", (I5 + R5) / 2),
+    ],
 )
 def test_gredps_noise_has_the_covariance_of_its_docstring(noise: str, expected: np.ndarray) -> None:
     assert np.abs(covariance(algorithm("gredp", noise=noise), 5) - expected).max() < 0.11
