@@ -207,11 +207,7 @@ class Physionet2012(Dataset):
             owner_names=owner_names.tolist(),
         )
 
-    def _load_features(
-        self,
-        paths: list[Path],
-        cache_key: str,
-    ) -> torch.Tensor:
+    def _load_features(self, paths: list[Path], cache_key: str) -> torch.Tensor:
         """Return the features of records, scaled to `norm`, float32 [n, NUM_FEATURES].
 
         The cache holds them unscaled.

@@ -105,12 +105,7 @@ class KnownStarts:
             key = entry.execution_digest, entry.step, entry.state_digest
             self._generations.setdefault(key, []).append(entry.generation)
 
-    def find_generation(
-        self,
-        execution_digest: str,
-        step: int,
-        state_digest: str,
-    ) -> str | None:
+    def find_generation(self, execution_digest: str, step: int, state_digest: str) -> str | None:
         """Return the generation that follows a start.
 
         If several generations follow, return the one that was read last. Return None if the start
@@ -223,13 +218,125 @@ class Ledger(Tally):
             self.sync()
             disk.fsync_folder(path.parent)
 
+    def _name_differences(self, head: Head) -> str:
+        """Return what differs between a head and this run's, such as "another mechanism".
+
+        If nothing differs, one ε covers the steps of both, and the result is "". Heads of older
+        versions have no facts, which are taken to be this run's.
+        """
+        own = self._head
+        differs = {
+            "another mechanism": head.mechanism != own.mechanism,
+            "another kind of noise": head.repeatable != own.repeatable,
+            "another node or other owners": head.identity != own.identity,
+            "another unit of ε or source of randomness": head.facts not in ({}, own.facts),
+        }
+        return " and ".join(name for name, is_different in differs.items() if is_different)
+
     def _reset_count(self) -> None:
         """Forget what was read from the file. Only the ledgers that were set aside then count."""
         self.restart_from(self._aside_tally)
         self.facts = self._head.facts
-        self._digest = BEGINNING
+        self.digest = BEGINNING
         self._steps_of_file = ReleasedSteps()
         self._starts = KnownStarts(self._aside_tally.starts)
+
+    def _read(self, checkpoint_position: Position | None) -> None:
+        """Count the steps of the file, and replace a last line that was cut short.
+
+        Raises:
+            LedgerError: see the class.
+        """
+        last_whole_line = 0
+        cut: Line | None = None
+        reaches_checkpoint = False
+        for line in read_ledger(self.path):
+            if line.is_cut:  # the last line
+                cut = line
+                continue
+            last_whole_line = line.number
+            if isinstance(line.entry, Head):
+                self._require_same(line.entry)
+            self._add_entry(line.entry)
+            # The line of the checkpoint, with no fewer releases than then: if there are fewer, a
+            # ledger that was set aside is missing.
+            if (
+                checkpoint_position is not None
+                and self.digest == checkpoint_position.digest
+                and self.releases >= checkpoint_position.releases
+            ):
+                reaches_checkpoint = True
+        if checkpoint_position is not None and checkpoint_position.releases > 0:
+            self._require_checkpoint(checkpoint_position, reaches_checkpoint, last_whole_line)
+        if last_whole_line == 0:  # the head is cut short: nothing was released yet
+            disk.write_bytes(self.path, make_line(BEGINNING, self._head))
+            self.digest = chain(BEGINNING, self._head)
+        elif cut is not None:
+            self._replace_cut_line(cut)
+
+    def _require_same(self, head: Head) -> None:
+        """Raise an error if the file is another run's, or a ledger that was set aside is missing.
+
+        One is missing if the head states more releases in such ledgers than there are now.
+        """
+        if differences := self._name_differences(head):
+            raise LedgerError(f"{self.path}, line 1: belongs to {differences} than this run's")
+        if head.earlier > self._head.earlier:
+            raise LedgerError(
+                f"{self.path}, line 1: states {head.earlier} releases in ledgers that were set "
+                f"aside beside it, but there are {self._head.earlier}: such a ledger is missing"
+            )
+
+    def _add_entry(self, entry: Entry) -> None:
+        """Count or remember the entry of a line that is in the file, and extend the chain by it."""
+        if isinstance(entry, Head):
+            self.facts = entry.facts
+        elif isinstance(entry, Step):
+            self._steps_of_file.add(entry)
+            # A ledger that was set aside may have the same release.
+            if not (self.repeatable and entry in self._aside_tally.released):
+                self._count_release(entry)
+        else:
+            self._starts.remember(entry)
+        if entry.is_chained:
+            self.digest = chain(self.digest, entry)
+
+    def _require_checkpoint(
+        self, checkpoint_position: Position, reaches_checkpoint: bool, last_whole_line: int
+    ) -> None:
+        """Raise an error if the file was truncated or replaced since the last checkpoint.
+
+        Args:
+            checkpoint_position: where the ledger ended at the checkpoint.
+            reaches_checkpoint: whether the file holds the line at that position, and counts at
+                least as many releases there as the checkpoint states.
+            last_whole_line: number of the last line that is not cut short.
+        """
+        releases = checkpoint_position.releases
+        or_missing = "or a ledger that was set aside beside it is missing"
+        if self.releases < releases:
+            raise LedgerError(
+                f"{self.path}, line {last_whole_line + 1}: the file ends here. With the ledgers "
+                f"that were set aside, there are {self.releases} releases, but the checkpoint "
+                f"beside it was written after {releases}: the file was truncated, {or_missing}"
+            )
+        if not reaches_checkpoint:
+            raise LedgerError(
+                f"{self.path}: the checkpoint beside it was written after release {releases}, "
+                f"which this file does not hold: the file was replaced, {or_missing}"
+            )
+
+    def _replace_cut_line(self, cut: Line) -> None:
+        """Replace a last line that was cut short with a whole line of the next step, and count it.
+
+        `read_ledger` yields this step as the entry of a cut line, whatever the line was. So the
+        count may be one too high, but never too low.
+        """
+        with open_ledger_file(self.path) as file:
+            content = file.read()
+        whole_lines = content[: content.rfind(b"\n") + 1]
+        disk.write_bytes(self.path, whole_lines + make_line(self.digest, cut.entry))
+        self._add_entry(cut.entry)
 
     def choose_generation(
         self,
@@ -251,8 +358,8 @@ class Ledger(Tally):
             state_digest: digest of weights, optimizer and schedule.
             find_other_ledgers: finds ledgers of this training in other folders, such as of a run
                 that was moved or copied. They do not count here, but their noise must not be drawn
-                again for other releases. It is called only if this ledger has neither steps nor
-                starts, and none was set aside. Default: there are no such ledgers.
+                again for other releases. Called only if this ledger is empty and none was set
+                aside. Default: there are no such ledgers.
         """
         if not self.repeatable:
             return
@@ -263,7 +370,7 @@ class Ledger(Tally):
             self.generation = recorded_generation
         elif has_earlier_generation:
             # Named by all that came before it, so that no two generations share their noise.
-            before = f"{self._digest}:{self._digest_of_aside}"
+            before = f"{self.digest}:{self._digest_of_aside}"
             text = f"{before}:{execution_digest}:{step}:{state_digest}"
             self.generation = hashlib.sha256(text.encode()).hexdigest()[:32]
             self.num_to_count_again = self.num_released_from(step)
@@ -278,12 +385,7 @@ class Ledger(Tally):
         # Otherwise, `generation` stays "", the name of the first generation.
         self.record_start(execution_digest, step, state_digest)
 
-    def record_start(
-        self,
-        execution_digest: str,
-        step: int,
-        state_digest: str,
-    ) -> None:
+    def record_start(self, execution_digest: str, step: int, state_digest: str) -> None:
         """Record that this generation may continue from a state.
 
         Nothing is written if this or another generation is already recorded for the state: a later
@@ -310,11 +412,7 @@ class Ledger(Tally):
         if self.repeatable:
             self._write_line(Revocation(self.generation, step))
 
-    def append(
-        self,
-        step: int,
-        weights_digest: str = "",
-    ) -> None:
+    def append(self, step: int, weights_digest: str = "") -> None:
         """Write that `step` is about to be taken, unless this file already has the same release.
 
         If another ledger, which was set aside, has the release, the step is written but not counted
@@ -344,25 +442,25 @@ class Ledger(Tally):
         self._write_line(Start(nonce, step, state_digest="", generation=""))
         self._needs_nonce = False
 
-    def sync(self) -> None:
-        """Force the file to disk. Call it before anything that depends on the steps is shown.
+    def _write_line(self, entry: Entry) -> None:
+        """Write a line, and count its entry.
 
-        Raises:
-            UserError: the file is not as it was last written.
+        If this fails or is interrupted, `_size_before_line` stays set, and the next
+        `require_intact` removes the line.
         """
-        if os.getpid() != self._process:
-            return  # a fork shares the file, and only its owner syncs it
-        if self._file.closed:
-            self._require_as_closed()
-            return
+        self.require_own_process()
         self.require_intact()
-        if not self._is_synced:
+        unwritten = make_line(self.digest, entry)
+        self._size_before_line = self._size
+        self._is_synced = False
+        while unwritten:  # a write to an unbuffered file may take only a part of the bytes
+            num_written = self._file.write(unwritten)
+            unwritten = unwritten[num_written:]
+        if time.monotonic() - self._when_synced >= MIN_SYNC_INTERVAL:
             self._force_to_disk()
-
-    def _force_to_disk(self) -> None:
-        os.fsync(self._file.fileno())
-        self._when_synced = time.monotonic()
-        self._is_synced = True
+        self._add_entry(entry)
+        self._size = os.fstat(self._file.fileno()).st_size
+        self._size_before_line = None
 
     def require_intact(self) -> None:
         """Remove an interrupted line. Then require the file to be as this process wrote it.
@@ -400,6 +498,26 @@ class Ledger(Tally):
         self._read(None)
         self._size_before_line = None
 
+    def sync(self) -> None:
+        """Force the file to disk. Call it before anything that depends on the steps is shown.
+
+        Raises:
+            UserError: the file is not as it was last written.
+        """
+        if os.getpid() != self._process:
+            return  # a fork shares the file, and only its owner syncs it
+        if self._file.closed:
+            self._require_as_closed()
+            return
+        self.require_intact()
+        if not self._is_synced:
+            self._force_to_disk()
+
+    def _force_to_disk(self) -> None:
+        os.fsync(self._file.fileno())
+        self._when_synced = time.monotonic()
+        self._is_synced = True
+
     def close(self) -> None:
         """Force the file to disk and close it."""
         if self._file.closed:
@@ -422,137 +540,25 @@ class Ledger(Tally):
                 "as it was."
             )
 
-    def _write_line(self, entry: Entry) -> None:
-        """Write a line, and count its entry.
 
-        If this fails or is interrupted, `_size_before_line` stays set, and the next
-        `require_intact` removes the line.
-        """
-        self.require_own_process()
-        self.require_intact()
-        unwritten = make_line(self._digest, entry)
-        self._size_before_line = self._size
-        self._is_synced = False
-        while unwritten:  # a write to an unbuffered file may take only a part of the bytes
-            num_written = self._file.write(unwritten)
-            unwritten = unwritten[num_written:]
-        if time.monotonic() - self._when_synced >= MIN_SYNC_INTERVAL:
-            self._force_to_disk()
-        self._add_entry(entry)
-        self._size = os.fstat(self._file.fileno()).st_size
-        self._size_before_line = None
+def _require_single_link(path: Path) -> None:
+    """Raise an error for a symbolic link, and for a file with a second hard link.
 
-    def _read(self, checkpoint_position: Position | None) -> None:
-        """Count the steps of the file, and replace a last line that was cut short.
+    Locks are per path, so two runs could write to the same file at once.
+    """
+    if not os.path.lexists(path):
+        return
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode) or status.st_nlink > 1:
+        raise UserError(
+            f"{path}: is a link, or has a second hard link, through which another run could write "
+            "to it: give the path of the file itself, or of a copy (cp)."
+        )
 
-        Raises:
-            LedgerError: see the class.
-        """
-        last_whole_line = 0
-        cut: Line | None = None
-        reaches_checkpoint = False
-        for line in read_ledger(self.path):
-            if line.is_cut:  # the last line
-                cut = line
-                continue
-            last_whole_line = line.number
-            if isinstance(line.entry, Head):
-                self._require_same(line.entry)
-            self._add_entry(line.entry)
-            # The line of the checkpoint, with no fewer releases than then: if there are fewer, a
-            # ledger that was set aside is missing.
-            if (
-                checkpoint_position is not None
-                and self._digest == checkpoint_position.digest
-                and self.releases >= checkpoint_position.releases
-            ):
-                reaches_checkpoint = True
-        if checkpoint_position is not None and checkpoint_position.releases > 0:
-            self._require_checkpoint(checkpoint_position, reaches_checkpoint, last_whole_line)
-        if last_whole_line == 0:  # the head is cut short: nothing was released yet
-            disk.write_bytes(self.path, make_line(BEGINNING, self._head))
-            self._digest = chain(BEGINNING, self._head)
-        elif cut is not None:
-            self._replace_cut_line(cut)
 
-    def _require_checkpoint(
-        self, checkpoint_position: Position, reaches_checkpoint: bool, last_whole_line: int
-    ) -> None:
-        """Raise an error if the file was truncated or replaced since the last checkpoint.
-
-        Args:
-            checkpoint_position: where the ledger ended at the checkpoint.
-            reaches_checkpoint: whether the file holds the line at that position, and counts at
-                least as many releases there as the checkpoint states.
-            last_whole_line: number of the last line that is not cut short.
-        """
-        releases = checkpoint_position.releases
-        or_missing = "or a ledger that was set aside beside it is missing"
-        if self.releases < releases:
-            raise LedgerError(
-                f"{self.path}, line {last_whole_line + 1}: the file ends here. With the ledgers "
-                f"that were set aside, there are {self.releases} releases, but the checkpoint "
-                f"beside it was written after {releases}: the file was truncated, {or_missing}"
-            )
-        if not reaches_checkpoint:
-            raise LedgerError(
-                f"{self.path}: the checkpoint beside it was written after release {releases}, "
-                f"which this file does not hold: the file was replaced, {or_missing}"
-            )
-
-    def _add_entry(self, entry: Entry) -> None:
-        """Count or remember the entry of a line that is in the file, and extend the chain by it."""
-        if isinstance(entry, Head):
-            self.facts = entry.facts
-        elif isinstance(entry, Step):
-            self._steps_of_file.add(entry)
-            # A ledger that was set aside may have the same release.
-            if not (self.repeatable and entry in self._aside_tally.released):
-                self._count_release(entry)
-        else:
-            self._starts.remember(entry)
-        if entry.is_chained:
-            self._digest = chain(self._digest, entry)
-
-    def _require_same(self, head: Head) -> None:
-        """Raise an error if the file is another run's, or a ledger that was set aside is missing.
-
-        One is missing if the head states more releases in such ledgers than there are now.
-        """
-        if differences := self._name_differences(head):
-            raise LedgerError(f"{self.path}, line 1: belongs to {differences} than this run's")
-        if head.earlier > self._head.earlier:
-            raise LedgerError(
-                f"{self.path}, line 1: states {head.earlier} releases in ledgers that were set "
-                f"aside beside it, but there are {self._head.earlier}: such a ledger is missing"
-            )
-
-    def _name_differences(self, head: Head) -> str:
-        """Return what differs between a head and this run's, such as "another mechanism".
-
-        If nothing differs, one ε covers the steps of both, and the result is "". Heads of older
-        versions have no facts, which are taken to be this run's.
-        """
-        own = self._head
-        differs = {
-            "another mechanism": head.mechanism != own.mechanism,
-            "another kind of noise": head.repeatable != own.repeatable,
-            "another node or other owners": head.identity != own.identity,
-            "another unit of ε or source of randomness": head.facts not in ({}, own.facts),
-        }
-        return " and ".join(name for name, is_different in differs.items() if is_different)
-
-    def _replace_cut_line(self, cut: Line) -> None:
-        """Replace a last line that was cut short with a whole line of the next step, and count it.
-
-        `read_ledger` yields this step as the entry of a cut line, whatever the line was. So the
-        count may be one too high, but never too low.
-        """
-        with open_ledger_file(self.path) as file:
-            content = file.read()
-        whole_lines = content[: content.rfind(b"\n") + 1]
-        disk.write_bytes(self.path, whole_lines + make_line(self._digest, cut.entry))
-        self._add_entry(cut.entry)
+def _digest_file(path: Path) -> str:
+    with open_ledger_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_ending(path: Path) -> tuple[int, bytes] | None:
@@ -763,23 +769,3 @@ def has_steps(path: Path) -> bool:
         return any(isinstance(line.entry, Step) for line in read_ledger(path))
     except LedgerError:
         return True
-
-
-def _require_single_link(path: Path) -> None:
-    """Raise an error for a symbolic link, and for a file with a second hard link.
-
-    Locks are per path, so two runs could write to the same file at once.
-    """
-    if not os.path.lexists(path):
-        return
-    status = os.lstat(path)
-    if stat.S_ISLNK(status.st_mode) or status.st_nlink > 1:
-        raise UserError(
-            f"{path}: is a link, or has a second hard link, through which another run could write "
-            "to it: give the path of the file itself, or of a copy (cp)."
-        )
-
-
-def _digest_file(path: Path) -> str:
-    with open_ledger_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

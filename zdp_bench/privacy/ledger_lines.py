@@ -102,8 +102,8 @@ class Step:
 
     Attributes:
         step: number of the step, from 0.
-        weights_digest: digest of the weights before the step, if the same step number may be taken
-            again from other weights; otherwise "". In the file, its key is "of".
+        weights_digest: in a federation, the digest of the weights from which the step's round
+            starts; otherwise "". In the file, its key is "of".
         generation: generation of the noise and the batches; see `Ledger.generation`.
     """
 

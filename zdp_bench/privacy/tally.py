@@ -87,6 +87,7 @@ class Tally:
           would repeat the noise for other sums, which this tally would not count.
 
     Attributes:
+        digest: digest of the chain of ledger lines after the last step.
         released: the steps that were released.
     """
 
@@ -113,7 +114,7 @@ class Tally:
         self.generation = generation
         # For a warning only: how many steps of an earlier process this one will release again.
         self.num_to_count_again = 0
-        self._digest = digest
+        self.digest = digest
         self._spans = list(spans)
         self._count = sum(end - first for first, end, _ in self._spans)
         # Spans lack weights digests, which only the steps of a federation's nodes have. That loses
@@ -126,31 +127,21 @@ class Tally:
         """Restore a tally, with which the process that unpickles it may count."""
         vars(self).update(state, _process=os.getpid())
 
-    def append(
-        self,
-        step: int,
-        weights_digest: str = "",
-    ) -> None:
+    def append(self, step: int, weights_digest: str = "") -> None:
         """Count the release of `step`, which is about to be taken, unless it is already counted.
 
         Args:
             step: number of the step, from 0.
-            weights_digest: digest of the weights before the step. Pass it if the same step number
-                may be taken again from other weights, as by a node of a federation: only the same
-                step from the same weights is then the same release.
+            weights_digest: in a federation, the digest of the weights from which the step's round
+                starts: the same step from other weights is another release.
         """
         self.require_own_process()
         entry = Step(step, weights_digest, self.generation)
         if not self.has_released(step, weights_digest):
-            self._digest = chain(self._digest, entry)
+            self.digest = chain(self.digest, entry)
             self._count_release(entry)
 
-    def record_start(
-        self,
-        execution_digest: str,
-        step: int,
-        state_digest: str,
-    ) -> None:
+    def record_start(self, execution_digest: str, step: int, state_digest: str) -> None:
         """Do nothing: only `Ledger` records states."""
 
     def revoke_starts(self, step: int) -> None:
@@ -175,11 +166,7 @@ class Tally:
                 "steps, each with a ledger of its own."
             )
 
-    def has_released(
-        self,
-        step: int,
-        weights_digest: str = "",
-    ) -> bool:
+    def has_released(self, step: int, weights_digest: str = "") -> bool:
         """Return True if `step` was released before, with the same bits, so that it costs nothing.
 
         Args:
@@ -257,11 +244,11 @@ class Tally:
     @property
     def position(self) -> Position:
         """How far the count reaches, for a checkpoint."""
-        return Position(self.releases, self._digest)
+        return Position(self.releases, self.digest)
 
     def copy(self) -> Tally:
         """Return a tally with the same count and no file, for another rank."""
-        return Tally(self.repeatable, self.earlier, self._spans, self.generation, self._digest)
+        return Tally(self.repeatable, self.earlier, self._spans, self.generation, self.digest)
 
 
 def count_releases(paths: Iterable[Path]) -> int:
