@@ -397,7 +397,7 @@ def _compare(line: GridLine, other: GridLine) -> list[Comparison]:
 
 def _note_epsilon_of_one_example(lines: Sequence[GridLine]) -> list[str]:
     """State the ε of a single example where owners are the unit and have several examples."""
-    # Rows with the same ε share a sentence: ε at each target, such as "15.2, 6.21" -> names of rows
+    # ε at each target, such as "15.2, 6.21" -> the rows that share it
     rows_by_epsilons: dict[str, list[str]] = {}
     for line in lines:
         privacies = list(line.privacy_by_target.values())

@@ -251,9 +251,9 @@ class Node:
             rounds: the number of rounds in the server's plan.
             known_position: the last position of the ledger that the server knows. A ledger that
                 has not reached it is rejected. If None, the node may start a new ledger.
-            reserved: what another process reserved for the same `prepare` message, if it answered
-                the message. The ledger may have new steps since, from which this process would
-                compute a larger number.
+            reserved: what another process reserved when it answered the same `prepare` message. The
+                ledger may have new steps since, with which this process would compute a larger
+                number. Default: this process answers the message.
 
         Returns:
             the ledger's position (see `report_position`), and the mechanism's digest.
