@@ -196,6 +196,25 @@ def test_renyi_of_uniform_batches_is_dp_accountings_for_replaced_examples() -> N
     assert acc.rdp_wor(0.5, 0.1, 100, DELTA) == acc.rdp_classic(*first)
 
 
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [(1.1, 0.01, 1000)],
+        [(2.0, 0.1, 30), (6.0, 1.0, 5)],
+        [(40.0, 1e-3, 10)],
+    ],
+)
+def test_renyi_of_poisson_batches_is_dp_accountings(kinds: list[tuple[float, float, int]]) -> None:
+    theirs = dp_accounting.rdp.RdpAccountant()
+    for z, rate, steps in kinds:
+        gaussian = dp_accounting.GaussianDpEvent(z)
+        theirs.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian), steps)
+    expected = theirs.get_epsilon(DELTA)
+    assert acc.rdp_together(kinds, "poisson", DELTA) == pytest.approx(expected, rel=1e-9)
+    if len(kinds) == 1:
+        assert acc.rdp(*kinds[0], DELTA) == pytest.approx(expected, rel=1e-9)
+
+
 def test_renyi_of_uniform_batches_takes_the_rate_as_it_is() -> None:
     """It was rounded to billionths: a rate below 5e-10 cost nothing."""
     assert acc.rdp_uniform(0.1, 4e-10, 10**9, DELTA) > 1
@@ -414,6 +433,17 @@ def test_the_clip_of_dp_dfa_scales_its_noise() -> None:
     first, second, third = (claimed_epsilon("dp_dfa_2020", c) for c in (direct, on_mean, cifar))
     assert first == pytest.approx(second)
     assert second == third  # it counts 60,000 examples whatever there is
+
+
+@pytest.mark.parametrize(
+    ("sigma", "epochs", "printed"),
+    [(0.01, 50, 4.43), (0.01, 200, 9.49), (0.03, 50, 1.28), (0.05, 100, 1.07)],
+)
+def test_dp_dfas_claims_are_those_of_figure_2(sigma: float, epochs: int, printed: float) -> None:
+    """Lee & Kifer 2020 cut ε to two digits; σ is on the mean of m = 512, of gradients up to 3."""
+    claim = Claim(sigma, 512 / 60_000, 1, DELTA, 60_000, epochs, batch_size=512, sensitivity=3.0)
+    claimed = claimed_epsilon("dp_dfa_2020", claim)
+    assert math.floor(claimed * 100) / 100 == printed
 
 
 def test_the_central_limit_is_that_of_its_papers() -> None:

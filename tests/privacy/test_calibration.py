@@ -120,6 +120,16 @@ def test_rounding_makes_no_noise_smaller(monkeypatch: pytest.MonkeyPatch) -> Non
         assert 1 < multiplier / (2.0 / 0.7) < 1 + 1e-11
 
 
+def test_a_direction_without_noise_is_refused_alone_and_beside_other_runs() -> None:
+    """No noise multiplier would be large enough: the search for one would never end."""
+    sampling = Sampling("poisson", 0.02, 20.0, 1000)
+    half = Mechanism((Block("all", (2,), "complex64", 2.0, 1.0, "real_on_complex"),), sampling)
+    with pytest.raises(ValueError, match="some direction gets no noise"):
+        calibrate_mechanism(1.5, half, 300, 1e-5)
+    with pytest.raises(ValueError, match="some direction gets no noise"):
+        calibrate_beside(1.5, [], SpentSteps(half.z, sampling, 300), 1, 1e-5)
+
+
 @pytest.mark.parametrize("power", [0.5, 1.0, 1.7])
 def test_what_is_found_never_exceeds_the_target(power: float) -> None:
     """Roots are found up to rounding, on either side."""

@@ -414,6 +414,43 @@ def test_a_ledger_set_aside_that_cannot_be_read_is_one_sentence(
         reopen(path)
 
 
+@pytest.mark.parametrize("is_too_large", [True, False])
+def test_a_ledger_of_up_to_4_gib_is_read(path: Path, is_too_large: bool) -> None:
+    """It holds no line: such a file takes a byte of the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(2**32 + is_too_large)
+    if is_too_large:
+        with pytest.raises(UserError, match="is larger than any ledger"):
+            ledger_lines.open_ledger_file(path)
+    else:
+        ledger_lines.open_ledger_file(path).close()
+
+
+@pytest.mark.parametrize("fault", [PermissionError(13, "Permission denied"), OSError(5, "Fault")])
+def test_a_subfolder_that_cannot_be_listed_hides_no_ledger(
+    path: Path, monkeypatch: pytest.MonkeyPatch, fault: OSError
+) -> None:
+    write(path, 0)
+    (path.parent / "closed").mkdir()
+    list_folder = os.scandir
+
+    def scandir(folder: str) -> Any:
+        if Path(folder).name == "closed":
+            fault.filename = folder
+            raise fault
+        return list_folder(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UserError, match=rf"closed: cannot be read \({fault.strerror}\)"):
+        find_ledgers(path.parent)
+
+
+def test_a_folder_that_is_not_there_has_no_ledgers(path: Path) -> None:
+    """Another process may have moved or deleted it."""
+    assert find_ledgers(path.parent / "moved") == []
+
+
 @pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
 def test_a_ledger_with_a_second_path_is_refused(
     path: Path, link: Callable[[Path, Path], None]

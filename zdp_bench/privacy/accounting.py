@@ -62,8 +62,6 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 # an upper bound on ε in closed form.
 HOPELESS = 0.02
 SMALL_DELTA = 1e-10
-# Orders of Rényi divergences of Poisson batches, which dp-accounting uses too.
-POISSON_ORDERS = (*(tenths / 10 for tenths in range(11, 110)), *range(11, 64), 128, 256, 512, 1024)
 WOR_ORDERS = tuple(range(2, 65))  # orders of Rényi divergences without replacement
 EVERY_STEP = Mixture((-math.inf, 0.0))  # exactly one shift in each step
 
@@ -216,12 +214,7 @@ def rdp(
     delta: float,
 ) -> float:
     """Return the Rényi-DP ε of the Poisson-subsampled Gaussian mechanism, by dp-accounting."""
-    event = dp_accounting.PoissonSampledDpEvent(sample_rate, dp_accounting.GaussianDpEvent(z))
-    with quiet():
-        accountant = dp_accounting.rdp.RdpAccountant().compose(
-            dp_accounting.SelfComposedDpEvent(event, steps)
-        )
-        return float(accountant.get_epsilon(delta))
+    return rdp_together([(z, sample_rate, steps)], "poisson", delta)
 
 
 @_composed
@@ -251,8 +244,11 @@ def rdp_together(
         batches: how all kinds draw their batches; `z` is as for `rdp_uniform` or `rdp`.
         delta: δ at which ε is stated.
     """
-    orders = WOR_ORDERS if batches == "uniform" else POISSON_ORDERS
-    divergences_of = _wor_rdp if batches == "uniform" else poisson_rdp
+    if batches == "uniform":
+        orders, divergences_of = WOR_ORDERS, _wor_rdp
+    else:
+        orders = tuple(dp_accounting.rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
+        divergences_of = poisson_rdp
     divergences = np.zeros(len(orders))
     for z, sample_rate, steps in parts:
         if sample_rate >= 1:

@@ -68,10 +68,7 @@ def calibrate_mechanism(
     Raises:
         ValueError: see `calibrate`; or some direction gets no noise.
     """
-    if unit.z == 0:
-        raise ValueError("some direction gets no noise, so its ε is ∞ at every noise multiplier")
-    z = call_cached(solve, target, _tight, unit.sampling, steps, delta)
-    return float(z / unit.z * (1 + 1e-12))  # rounding must not make the resulting z smaller
+    return _multiplier(unit.z, target, _tight, unit.sampling, steps, delta)
 
 
 def calibrate_beside(
@@ -96,10 +93,24 @@ def calibrate_beside(
     Raises:
         ValueError: see `calibrate_mechanism`; or no ε is known for all runs together.
     """
-    if own.z == 0:
+    return _multiplier(own.z, target, _beside, list(earlier), own, runs, delta)
+
+
+def _multiplier(
+    z_of_one: float,
+    target: float,
+    epsilon_of: Callable[..., float],
+    *arguments: Any,
+) -> float:
+    """Return the smallest noise multiplier whose z has an ε of at most `target`; see `solve`.
+
+    Args:
+        z_of_one: z at noise multiplier 1.
+    """
+    if z_of_one == 0:
         raise ValueError("some direction gets no noise, so its ε is ∞ at every noise multiplier")
-    z = call_cached(solve, target, _beside, list(earlier), own, runs, delta)
-    return float(z / own.z * (1 + 1e-12))  # see `calibrate_mechanism`
+    z = call_cached(solve, target, epsilon_of, *arguments)
+    return float(z / z_of_one * (1 + 1e-12))  # rounding must not make the resulting z smaller
 
 
 def _beside(

@@ -286,9 +286,10 @@ def _steps_of_kinds(taken: Sequence[SpentSteps]) -> dict[_Kind, int]:
 
 def _merge_rounding(values: Iterable[float]) -> dict[float, float]:
     """Return, for each z, the smallest one that equals it up to rounding, which bounds its ε."""
+    ordered = sorted(set(values))
     merged: dict[float, float] = {}
-    least = -math.inf
-    for z in sorted(set(values)):
+    least = ordered[0]
+    for z in ordered:
         if z > least * (1 + ROUNDING):
             least = z
         merged[z] = least

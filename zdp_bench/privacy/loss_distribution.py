@@ -232,12 +232,11 @@ def shared_width(
     It is small beside the mean spread of a step's loss, as far as the number of cells allows.
     """
     num_steps = sum(steps for _, _, steps in kinds)
+    extents = [_extent(z, drawn, num_steps, delta) for z, drawn, _ in kinds]
+    highest = max(extent.highest for extent in extents)
     variance = 0.0
-    highest = -math.inf
-    for z, drawn, steps in kinds:
-        extent = _extent(z, drawn, num_steps, delta)
+    for extent, (_, _, steps) in zip(extents, kinds, strict=True):
         variance += steps * extent.spread**2
-        highest = max(highest, extent.highest)
     finest = math.sqrt(variance / num_steps) / MIXED
     return _width(finest, highest, math.sqrt(variance), CELLS)
 
