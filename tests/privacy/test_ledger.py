@@ -274,6 +274,24 @@ def test_the_chain_of_a_secure_ledger_follows_from_its_steps_alone(path: Path) -
     assert one.path.read_bytes() != other.path.read_bytes()
 
 
+def test_what_tells_ledgers_and_noise_apart_has_128_bits(path: Path) -> None:
+    """So that no two that are drawn at random are ever the same."""
+    write(path, 0, repeatable=False)
+    write(path, 1, repeatable=False)  # which marks it as continued
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    random_texts = [lines[0]["nonce"], lines[2]["made"]]
+    named, unnamed = path.with_name("named"), path.with_name("unnamed")
+    run_process(named, "code", 0, "new", 1)
+    random_texts.append(begin(named, "other code", 0, "new"))
+    ledger = Ledger(unnamed, MECHANISM, True)
+    ledger.choose_generation("third code", 0, "new", lambda: [named])
+    ledger.close()
+    random_texts.append(begin(unnamed, "fourth code", 0, "new"))
+    random_texts.append(ledger.generation)
+    assert [len(bytes.fromhex(text)) for text in random_texts] == [16] * 5
+    assert len({*random_texts}) == 5
+
+
 # --------------------------------------------------------------------------------- starts, revoked
 
 

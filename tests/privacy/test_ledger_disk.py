@@ -153,12 +153,17 @@ def test_a_line_of_another_writer_is_refused_and_never_removed(
     assert path.read_bytes().endswith(b"a line of another writer\n")
 
 
+@pytest.mark.parametrize("failing", ["nothing was written", "all was written"])
 def test_a_line_of_another_writer_is_refused_after_one_that_failed(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     ledger = Ledger(path, MECHANISM, repeatable=True)
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "_add_entry", raising(OSError("fault")))
+        if failing == "nothing was written":
+            full = Mock(wraps=ledger._file, closed=False, write=raising(OSError("fault")))
+            patch.setattr(ledger, "_file", full)
+        else:
+            patch.setattr(ledger, "_add_entry", raising(OSError("fault")))
         with pytest.raises(OSError, match="fault"):
             ledger.append(0)
     ledger.require_intact()
@@ -185,9 +190,12 @@ def test_a_ledgers_ending_is_its_size_and_last_bytes(path: Path) -> None:
     assert module.read_ending(path) is None
     write(path, 0, 1)
     content = path.read_bytes()
+    assert module.read_ending(path) == (len(content), content)  # all of a short one
+    write(path, *range(2, 900))
+    content = path.read_bytes()
     size, last_bytes = module.read_ending(path) or (0, b"")
     assert size == len(content)
-    assert last_bytes
+    assert 1000 < len(last_bytes) < size
     assert content.endswith(last_bytes)
 
 
@@ -412,6 +420,34 @@ def test_a_ledger_set_aside_that_cannot_be_read_is_one_sentence(
     reasons = "cannot be read|is not a regular file|is larger than any"
     with pytest.raises(UserError, match=rf"ledger\.jsonl\.1: ({reasons})"):
         reopen(path)
+
+
+@pytest.mark.parametrize(
+    ("begun", "is_cut"),
+    [
+        ('{"step": 1, "of": "' + "a" * 80, True),
+        ('{"step": 1, "of": "' + "a" * 81, False),
+        ('{"step": 1, "of": "' + "a" * 80 + '", "ge', True),
+        ('{"step": 1, "of": "' + "a" * 81 + '", "ge', False),
+        ("{" + '"a": 1, ' * 7 + '"a": 1', True),
+        ("{" + '"a": 1, ' * 8 + '"a": 1', False),
+        ('{"facts": {' + '"a": "b", ' * 7 + '"a": "b"', True),
+        ('{"facts": {' + '"a": "b", ' * 8 + '"a": "b"', False),
+        ('{"facts": {' + '"a": "b", ' * 7 + '"a": "b"}, "le', True),
+        ('{"facts": {' + '"a": "b", ' * 8 + '"a": "b"}, "le', False),
+    ],
+)
+def test_only_what_is_no_longer_than_a_line_is_one_that_a_kill_cut_short(
+    path: Path, begun: str, is_cut: bool
+) -> None:
+    """A text of 90 bytes may cover the line of a step. The longest line has eight entries."""
+    path.parent.mkdir(parents=True)
+    path.write_text(begun)
+    if is_cut:
+        assert list(ledger_lines.read_ledger(path)) == []
+    else:
+        with pytest.raises(LedgerError, match="line 1: not a ledger line"):
+            list(ledger_lines.read_ledger(path))
 
 
 @pytest.mark.parametrize("is_too_large", [True, False])

@@ -99,7 +99,7 @@ class KnownStarts:
         were set aside may be in any order.
         """
         if isinstance(entry, Revocation):
-            last_step = self._revoked.get(entry.generation, -1)
+            last_step = self._revoked.get(entry.generation, entry.step)
             self._revoked[entry.generation] = max(last_step, entry.step)
         else:
             key = entry.execution_digest, entry.step, entry.state_digest
@@ -113,7 +113,8 @@ class KnownStarts:
         """
         generations = self._generations.get((execution_digest, step, state_digest), [])
         for generation in reversed(generations):
-            if step > self._revoked.get(generation, -1):
+            last_revoked = self._revoked.get(generation)
+            if last_revoked is None or step > last_revoked:
                 return generation
         return None
 
@@ -564,7 +565,8 @@ def _digest_file(path: Path) -> str:
 def read_ending(path: Path) -> tuple[int, bytes] | None:
     """Return a ledger's size and last bytes, or None if there is no file.
 
-    The last bytes identify all steps, because a step's line holds the digest of those above it.
+    The last bytes hold the last line. It identifies all steps, because a step's line holds the
+    digest of those above it.
     """
     if not path.is_file():
         return None

@@ -317,12 +317,13 @@ def _make_beginning_of_line() -> re.Pattern[bytes]:
     text, cut_text = f'"{characters}"', rf'"{characters}\\?'
     value = rf"(?:{text}|\d{{1,20}}|true|false)"
     cut_value = rf"(?:{cut_text}|{text}|\d{{0,20}}|t(?:r(?:ue?)?)?|f(?:a(?:l(?:se?)?)?)?)"
-    facts = rf"\{{(?:{text}: {text}(?:, {text}: {text}){{0,{MAX_PAIRS}}})?\}}"
+    pairs_before = rf"{{0,{MAX_PAIRS - 1}}}"  # how many there are before the last one
+    facts = rf"\{{(?:{text}: {text}(?:, {text}: {text}){pairs_before})?\}}"
     cut_fact = rf"(?:{cut_text}|{text}(?::(?: (?:{cut_text}|{text})?)?)?)"
-    cut_facts = rf"\{{(?:{text}: {text}, ){{0,{MAX_PAIRS}}}(?:{cut_fact},?)?"
+    cut_facts = rf"\{{(?:{text}: {text}, ){pairs_before}(?:{cut_fact},?)?"
     pair = rf"{text}: (?:{value}|{facts})"
     cut_pair = rf"(?:{cut_text}|{text}(?::(?: (?:{cut_value}|{facts}|{cut_facts})?)?)?)"
-    line = rf"\{{(?:{pair}, ){{0,{MAX_PAIRS}}}(?:{cut_pair},?)?\}}?"
+    line = rf"\{{(?:{pair}, ){pairs_before}(?:{cut_pair},?)?\}}?"
     return re.compile(line.encode())
 
 

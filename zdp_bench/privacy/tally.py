@@ -65,7 +65,7 @@ class ReleasedSteps:
         self.with_weights: set[Step] = set()  # the steps that have a weights digest
 
     def add(self, step: Step) -> None:
-        last = self.last_step.get(step.generation, -1)
+        last = self.last_step.get(step.generation, step.step)
         self.last_step[step.generation] = max(step.step, last)
         if step.weights_digest:
             self.with_weights.add(step)
@@ -73,8 +73,8 @@ class ReleasedSteps:
     def __contains__(self, step: Step) -> bool:
         if step.weights_digest:
             return step in self.with_weights
-        last = self.last_step.get(step.generation, -1)
-        return step.step <= last
+        last = self.last_step.get(step.generation)
+        return last is not None and step.step <= last
 
 
 class Tally:
