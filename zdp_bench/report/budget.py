@@ -72,8 +72,8 @@ class Line:
             noise=noise,
             runs=len(runs),
             unfinished=sum(not run.finished for run in runs),
-            epsilon=_joint_epsilon(runs, by_owner=False, delta=delta),
-            epsilon_unit=_joint_epsilon(runs, by_owner=True, delta=delta) if has_units else None,
+            epsilon=joint_epsilon(runs, by_owner=False, delta=delta),
+            epsilon_unit=joint_epsilon(runs, by_owner=True, delta=delta) if has_units else None,
             unit=_list(run.unit for run in runs) if has_units else None,
             records_per_unit=records_per_unit,
             delta=delta,
@@ -223,7 +223,7 @@ def _list(words: Iterable[str]) -> str:
     return ", ".join(sorted(set(words)))
 
 
-def _joint_epsilon(runs: Sequence[Spending], by_owner: bool, delta: float) -> float | None:
+def joint_epsilon(runs: Sequence[Spending], by_owner: bool, delta: float) -> float | None:
     """Return the joint ε of one example, or of one unit; None if it is not known."""
     try:
         spent = list_spent_steps(runs, by_owner)

@@ -11,7 +11,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from statistics import mean
@@ -152,52 +152,24 @@ def keep_last_data(runs: Sequence[Record]) -> list[Record]:
     return [run for run in runs if run.data.digest == last.data.digest]
 
 
-@dataclass(frozen=True)
-class Spent:
-    """The ε of a run, or of its first epochs, and the numbers that it follows from.
+def privacy_after(privacy: Privacy, epoch: Epoch) -> Privacy:
+    """Return the ε of a run after one of its epochs. That of an owner is not known."""
+    return replace(
+        privacy,
+        epsilon_claimed=_claimed(privacy, epoch.step, epoch.number or 0),
+        epsilon_tight=epoch.epsilon_tight,
+        epsilon_tight_at_least=None,
+        epsilon_patient=None,
+        epsilon_patient_at_least=None,
+        steps=epoch.step,
+    )
 
-    Attributes:
-        unit: kind of owner, such as patient.
-        epsilon_patient: tight ε of one owner; None if the record does not state it.
-    """
 
-    epsilon_claimed: float
-    claimed_by: str
-    epsilon_tight: float
-    delta: float
-    z: float
-    steps: int
-    unit: str
-    epsilon_tight_at_least: float | None = None
-    epsilon_patient: float | None = None
-    epsilon_patient_at_least: float | None = None
-    examples_per_patient: int | None = None
-
-    @staticmethod
-    def of(privacy: Privacy) -> Spent:
-        """Return the ε of a finished run."""
-        names = [field.name for field in fields(Spent)]
-        return Spent(**{name: getattr(privacy, name) for name in names})
-
-    @staticmethod
-    def after(privacy: Privacy, epoch: Epoch) -> Spent:
-        """Return the ε of a run after one of its epochs."""
-        return Spent(
-            epsilon_claimed=_claimed(privacy, epoch.step, epoch.number or 0),
-            claimed_by=privacy.claimed_by,
-            epsilon_tight=epoch.epsilon_tight,
-            delta=privacy.delta,
-            z=privacy.z,
-            steps=epoch.step,
-            unit=privacy.unit,
-        )
-
-    @property
-    def tight(self) -> str:
-        """The tight ε as text: '3.4', or '3.4 (image 7.27)' if a unit owns several examples."""
-        tight = interval(self.epsilon_tight_at_least, self.epsilon_tight)
-        owner = interval(self.epsilon_patient_at_least, self.epsilon_patient)
-        return tight if owner in ("", tight) else f"{tight} ({self.unit} {owner})"
+def show_tight(privacy: Privacy) -> str:
+    """Return the tight ε as text: '3.4', or '3.4 (image 7.27)' if a unit owns several examples."""
+    tight = interval(privacy.epsilon_tight_at_least, privacy.epsilon_tight)
+    owner = interval(privacy.epsilon_patient_at_least, privacy.epsilon_patient)
+    return tight if owner in ("", tight) else f"{tight} ({privacy.unit} {owner})"
 
 
 @dataclass(frozen=True)
@@ -215,7 +187,8 @@ class Line:
         x: x of the point.
         claims: the ε that the paper prints here, and another one by Rényi accounting.
         values: metric of each seed, or mean of each fold, in the paper's unit.
-        spent: ε of the runs, the largest if there are several jobs; None without a run.
+        spent: privacy of the run with the largest ε; None without a run. At a point of a curve, it
+            is that after the epoch.
     """
 
     number: Reference
@@ -227,7 +200,7 @@ class Line:
     x: str = ""
     claims: tuple[str, str] = ("", "")
     values: tuple[float, ...] = ()
-    spent: Spent | None = None
+    spent: Privacy | None = None
 
     @cached_property
     def runs(self) -> list[Record]:
@@ -460,7 +433,7 @@ def _points(line: Line, printed: Printed) -> list[Line]:
     return points
 
 
-Measured = tuple[list[float], list[Spent]]  # the metric of each run, and its ε
+Measured = tuple[list[float], list[Privacy]]  # the metric of each run, and its ε
 
 
 def _measure_line(line: Line) -> Measured:
@@ -470,7 +443,7 @@ def _measure_line(line: Line) -> Measured:
     for _, runs in line.jobs:
         if runs:
             values_of_jobs.append([run.metrics[metric] for run in runs])
-    spent = [Spent.of(run.privacy) for run in line.runs]
+    spent = [run.privacy for run in line.runs]
     if line.over_folds:
         return [mean(values) for values in values_of_jobs], spent
     return (values_of_jobs[0] if values_of_jobs else []), spent
@@ -492,16 +465,16 @@ def _measure_curve(line: Line, printed: Printed) -> dict[str, Measured]:
     return measured
 
 
-def _measure(run: Record, metric: str, axis: str) -> Iterator[tuple[float, float, Spent]]:
+def _measure(run: Record, metric: str, axis: str) -> Iterator[tuple[float, float, Privacy]]:
     """Yield x, metric and ε of a run or, if x is the epoch, of each of its epochs."""
     if axis != "epoch":
         settings = [run.get(path) for path in axis.split(" or ")]
         x = next(setting for setting in settings if setting is not None)
-        yield float(x), run.metrics[metric], Spent.of(run.privacy)
+        yield float(x), run.metrics[metric], run.privacy
     else:
         for epoch in run.epochs:
             if epoch.number is not None:
-                yield epoch.number, epoch.metrics[metric], Spent.after(run.privacy, epoch)
+                yield epoch.number, epoch.metrics[metric], privacy_after(run.privacy, epoch)
 
 
 def _keep_measured(runs: Sequence[Record], metric: str, axes: Axes | None) -> tuple[Record, ...]:

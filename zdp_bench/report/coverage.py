@@ -17,7 +17,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import MAX_TABLE, read_text
 from zdp_bench.report import papers
 from zdp_bench.report.cells import EMPTY, FAILED, OTHER, PUBLISHED
-from zdp_bench.report.sheet import Sheet
+from zdp_bench.report.sheet import Sheet, markdown_table
 
 AGAIN = "counted above"  # its run also fills a cell of an earlier table
 STATUSES = (*PUBLISHED, *OTHER, *FAILED, *EMPTY, AGAIN)
@@ -123,16 +123,15 @@ def overview(results: Path) -> str:
     def row(head: str, *statuses: str) -> list[str]:
         return [head, str(_total(table_counts, statuses)), str(_total(figure_counts, statuses))]
 
+    columns = ["", f"{numbers} table numbers", f"{curves} figure curves"]
     rows = [
-        ["", f"{numbers} table numbers", f"{curves} figure curves"],
-        ["---", "---", "---"],
         ["as published", _kinds(table_counts), _kinds(figure_counts)],
         row("reduced, or on other data or settings", *OTHER),
         row("did not learn", *FAILED),
         row("shares its run with another number", AGAIN),
         row("empty: no data, or not run", *EMPTY),
     ]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    return "\n".join(markdown_table(columns, rows))
 
 
 def of_paper(results: Path, paper: str = "", figures: bool = False) -> list[Lines]:

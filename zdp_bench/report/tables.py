@@ -16,7 +16,7 @@ from zdp_bench import records
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Record
 from zdp_bench.report import cells, coverage, papers
-from zdp_bench.report.cells import RULE, Filling, Line
+from zdp_bench.report.cells import RULE, Filling, Line, show_tight
 from zdp_bench.report.comparisons import compare_pairs
 from zdp_bench.report.number_format import deviation, mean_and_deviation
 from zdp_bench.report.sheet import Sheet
@@ -124,7 +124,7 @@ def _show(line: Line) -> dict[str, str]:
         "what differs": line.differs,
         "ε printed": _show_claim(line) if line.is_papers else "",
         "ε claimed": show_epsilon(spent.epsilon_claimed) if spent else "",
-        "ε tight": spent.tight if spent else "",
+        "ε tight": show_tight(spent) if spent else "",
         "δ": f"{spent.delta:g}" if spent else "",
         "status": f"{line.status} ({line.lacking})" if line.lacking else line.status,
         "command": f"`{line.command}`" if line.command else "",
@@ -191,6 +191,9 @@ def _numbers_of_runs(line: Line) -> dict[str, object]:
         return {}
     data, difference = line.runs[0].data, line.difference
     spread = deviation(values)
+    privacy = {name: getattr(spent, name) for name in SPENT}
+    if spent.epsilon_patient is None:  # after an epoch
+        privacy["examples_per_patient"] = None
     return {
         "mean": round(mean(values), 6),
         "deviation": None if math.isnan(spread) else round(spread, 6),
@@ -198,7 +201,7 @@ def _numbers_of_runs(line: Line) -> dict[str, object]:
         "over": "folds" if line.over_folds else "seeds",
         "values": " ".join(f"{value:.6g}" for value in values),
         "seeds": " ".join(dict.fromkeys(str(run.seed) for run in line.runs)),
-        **{name: getattr(spent, name) for name in SPENT},
+        **privacy,
         "privacy_unit": spent.unit,
         "data": data.name,
         "provenance": data.provenance,
@@ -213,7 +216,7 @@ def _notes(table: str, lines: Sequence[Line], results: Path) -> list[str]:
     if not papers.is_figure(table):
         notes.append(RULE)
     notes += papers.notes(table)
-    if any(" to " in line.spent.tight for line in lines if line.spent):
+    if any(" to " in show_tight(line.spent) for line in lines if line.spent):
         notes.append(INTERVAL)
     notes += data_notes(runs)
     if papers.is_figure(table):

@@ -77,9 +77,8 @@ def by_turns(
         seconds: the total time.
 
     Returns:
-        the name of the baseline, the fastest of 'real' and the non-private sides; and for each side
-        the milliseconds of its best round, their ratio to the baseline's, and the quartiles of the
-        ratio over the rounds.
+        the name of the baseline, the fastest of 'real' and the non-private sides; and the times of
+        each side, as `compare_times` returns them.
     """
     # Imported only here, because the module looks for a CUDA toolkit and prints if there is none.
     from torch.utils.benchmark import Timer
@@ -106,6 +105,20 @@ def by_turns(
             times[name].append(1e3 * seconds_each)
     baselines = [name for name in runs if name == "real" or name.startswith("non-private")]
     baseline = min(baselines, key=lambda name: min(times[name]))
+    return baseline, compare_times(times, baseline)
+
+
+def compare_times(times: Mapping[str, list[float]], baseline: str) -> dict[str, dict[str, float]]:
+    """Return for each side the milliseconds of its best round, and ratios to the baseline.
+
+    Args:
+        times: milliseconds of each round, by the side's name.
+        baseline: name of the baseline.
+
+    Returns:
+        for each side, the milliseconds of its best round, their ratio to the baseline's, and the
+        quartiles of the ratio over the rounds.
+    """
     timings = {}
     for name, milliseconds in times.items():
         ratios = list(map(operator.truediv, milliseconds, times[baseline]))
@@ -116,7 +129,7 @@ def by_turns(
             "ratio_low": low,
             "ratio_high": high,
         }
-    return baseline, timings
+    return timings
 
 
 # ------------------------------------------------------------------------------------------ memory

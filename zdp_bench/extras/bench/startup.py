@@ -14,9 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from operator import truediv
 from pathlib import Path
-from statistics import quantiles
 from typing import Any
 
 import torch
@@ -24,6 +22,7 @@ import torch
 from zdp_bench import records
 from zdp_bench.config.words import write_word
 from zdp_bench.errors import UserError
+from zdp_bench.extras.bench.measure import compare_times
 
 SIZES = (1_000, 10_000)  # records
 COPIED = ("ledger.jsonl", "run.log", "spending.json")  # files of a run, in addition to its record
@@ -61,27 +60,14 @@ def _compare(case: str, results: Path) -> list[dict[str, Any]]:
     commands |= {name: [*_ZDP, *_words(words, results)] for name, words in COMMANDS.items()}
     for command in commands.values():
         _take_time(command)
-    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    times: dict[str, list[float]] = {name: [] for name in commands}  # milliseconds in each round
     for _ in range(ROUNDS):
         for name, command in commands.items():
-            seconds[name].append(_take_time(command))
-    baseline = seconds[TORCH]
+            times[name].append(1000 * _take_time(command))
     not_measured = dict.fromkeys(("deviation", "memory", "memory_ratio", "paper_ratio"))
     rows = []
-    for name, times in seconds.items():
-        low, _, high = quantiles(map(truediv, times, baseline), n=4)
-        rows.append(
-            {
-                "case": case,
-                "side": name,
-                "milliseconds": 1000 * min(times),
-                "ratio": min(times) / min(baseline),
-                "ratio_low": low,
-                "ratio_high": high,
-                "n": ROUNDS,
-                **not_measured,
-            }
-        )
+    for name, timing in compare_times(times, TORCH).items():
+        rows.append({"case": case, "side": name, **timing, "n": ROUNDS, **not_measured})
     return rows
 
 

@@ -40,6 +40,7 @@ from zdp_bench.privacy.composition import Spending, SpentSteps, compose_epsilon,
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Document
+from zdp_bench.report.budget import joint_epsilon
 from zdp_bench.report.number_format import name_one
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.tasks.metric import Metric, metric_of
@@ -542,7 +543,7 @@ def make_record(
     delta = config.privacy.delta
     epsilon_of_owner = None
     if any(spending.shares_per_owner > 1 for spending in spendings):
-        epsilon_of_owner = _find_epsilon(spendings, delta, by_owner=True)
+        epsilon_of_owner = joint_epsilon(spendings, by_owner=True, delta=delta)
     finished = [trial for trial in trials if trial["state"] != "open"]
     best = _find_best(trials, metric)
     return {
@@ -567,7 +568,7 @@ def make_record(
             "epsilon_asked": options.epsilon,
             "runs": len(spendings),
             "epsilon_of": epsilon_of(config, data.unit),
-            "epsilon_all": _find_epsilon(spendings, delta, by_owner=False),
+            "epsilon_all": joint_epsilon(spendings, by_owner=False, delta=delta),
             "epsilon_all_unit": epsilon_of_owner,
             "unit": data.unit,
         },
@@ -583,21 +584,6 @@ def _find_best(trials: Sequence[Document], metric: Metric) -> Document | None:
         if best is None or metric.gain(trial["score"], best["score"]) > 0:
             best = trial
     return best
-
-
-def _find_epsilon(
-    spendings: list[Spending],
-    delta: float,
-    by_owner: bool,
-) -> float | None:
-    """Return the total tight ε of what each run protects or, with `by_owner`, of an owner.
-
-    None if it is unknown.
-    """
-    try:
-        return compose_epsilon(list_spent_steps(spendings, by_owner), delta)
-    except ValueError:
-        return None
 
 
 def sheet(record: Document) -> Sheet:
