@@ -1,6 +1,7 @@
 """A run's progress on terminals of several widths."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,17 +13,19 @@ from zdp_bench.errors import UserError
 from zdp_bench.report.console import console
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.training import progress
-from zdp_bench.training.progress import Live, Reporter
+from zdp_bench.training.progress import Evaluation, Live, Reporter
 from zdp_bench.training.run import execute
 
 
 @pytest.mark.parametrize("width", [40, 80, 110])
-def test_steps_epsilon_and_time_left_stand_whole_at_every_width(width: int) -> None:
+def test_steps_epsilon_and_time_left_stand_whole_at_every_width(width: int, tmp_path: Path) -> None:
+    config = replace(configured(tmp_path), recipe="msd_hippocampus_private", seed=12)
+    metrics = {"accuracy": 0.8444, "roc_auc": 0.9884, "loss": 1.698}
     file = io.StringIO()
     with Live(Console(file=file, force_terminal=True, width=width, color_system=None)) as live:
-        live.started("msd_hippocampus_private", 12, 1200, 0)
+        live.started(config, tmp_path, 1200, 0)
         live.stepped(600)
-        live.evaluated(1, 600, {"accuracy": 0.8444, "roc_auc": 0.9884, "loss": 1.698}, 0.6456)
+        live.evaluated(Evaluation(1, 600, metrics, 0.6456))
         assert live._bar is not None
         live._bar.refresh()
     drawn = next(
@@ -36,14 +39,14 @@ def test_steps_epsilon_and_time_left_stand_whole_at_every_width(width: int) -> N
 
 
 def test_time_left_is_told_without_the_first_epoch_and_under_the_jobs_name(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     now = iter([5.0, 6.0, 7.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
     with Live(console(), "#2/4 lr=1") as live:
-        live.started("quickstart", 1, 300, 0)
+        live.started(configured(tmp_path, "seed=1"), tmp_path, 300, 0)
         for epoch in (1, 2, 3):
-            live.evaluated(epoch, 100 * epoch, {"loss": 1.0}, 1.0)
+            live.evaluated(Evaluation(epoch, 100 * epoch, {"loss": 1.0}, 1.0))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "#2/4 lr=1  quickstart seed 1: epoch 1, step 100/300  loss 1  ε 1"
     assert lines[1].endswith("  ε 1  1 s left")

@@ -23,7 +23,7 @@ from zdp_bench.report.terminal import show_run
 from zdp_bench.training import checkpoint, evaluation
 from zdp_bench.training import run as experiment
 from zdp_bench.training.evaluation import evaluate
-from zdp_bench.training.progress import Watcher
+from zdp_bench.training.progress import Evaluation, Watcher
 from zdp_bench.training.run import Outcome, execute
 from zdp_bench.training.spending_file import read_sources
 from zdp_bench.training.step import Training
@@ -40,14 +40,14 @@ class Silent(Watcher):
         self.steps: list[int] = []
         self.told: list[Any] = []
 
-    def started(self, recipe: str, seed: int, steps: int, done: int) -> None:
+    def started(self, config: Run, home: Path, steps: int, done: int) -> None:
         self.done_at_start = done
 
     def stepped(self, step: int) -> None:
         self.steps.append(step)
 
-    def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
-        self.told.append((epoch, step, metrics, epsilon))
+    def evaluated(self, evaluation: Evaluation) -> None:
+        self.told.append(evaluation)
 
 
 def configured(results: Path, *overrides: str) -> Run:

@@ -259,7 +259,7 @@ class Ending(Silent):
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
-    def opened(self, *_: Any) -> None:
+    def started(self, *_: Any) -> None:
         raise self.error
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.progress import (
@@ -38,6 +38,22 @@ BAR_WIDTH = 20
 MIN_WIDTH_FOR_BAR = 110  # width of the narrowest terminal that shows a bar
 
 
+class Evaluation(NamedTuple):
+    """An evaluation of the model on the test set.
+
+    Attributes:
+        epoch: number of the epoch.
+        step: number of steps that the model has taken.
+        metrics: the metrics.
+        epsilon: tight ε of these steps.
+    """
+
+    epoch: int
+    step: int
+    metrics: dict[str, float]
+    epsilon: float
+
+
 class Watcher:
     """Receives the events of a run. This base class ignores them.
 
@@ -45,29 +61,14 @@ class Watcher:
     weights.
     """
 
-    def started(
-        self,
-        recipe: str,
-        seed: int,
-        steps: int,
-        done: int,
-    ) -> None:
-        """The run is about to take steps; `done` of `steps` were taken before."""
-
-    def opened(self, home: Path, done: int) -> None:
-        """The run's folder is `home`."""
+    def started(self, config: Run, home: Path, steps: int, done: int) -> None:
+        """A run in the folder `home` is about to take steps; `done` of `steps` were taken."""
 
     def stepped(self, step: int) -> None:
         """The model has taken `step` steps."""
 
-    def evaluated(
-        self,
-        epoch: int,
-        step: int,
-        metrics: dict[str, float],
-        epsilon: float,
-    ) -> None:
-        """The model was evaluated after `step` steps, whose tight ε is `epsilon`."""
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """The model was evaluated."""
 
 
 class Live(Watcher):
@@ -101,14 +102,8 @@ class Live(Watcher):
         if self._bar:
             self._bar.stop()
 
-    def started(
-        self,
-        recipe: str,
-        seed: int,
-        steps: int,
-        done: int,
-    ) -> None:
-        self._name = f"{self._prefix}{recipe} seed {seed}"
+    def started(self, config: Run, home: Path, steps: int, done: int) -> None:
+        self._name = f"{self._prefix}{config.recipe} seed {config.seed}"
         self._steps = steps
         if done:
             self._console.print(f"{self._name}: continues at step {done:,} of {steps:,}")
@@ -143,15 +138,10 @@ class Live(Watcher):
         if self._bar:
             self._bar.update(self._task, completed=step)
 
-    def evaluated(
-        self,
-        epoch: int,
-        step: int,
-        metrics: dict[str, float],
-        epsilon: float,
-    ) -> None:
-        shown_metrics = _format_metrics(metrics)
-        shown_epsilon = f"ε {show_epsilon(epsilon)}"
+    def evaluated(self, evaluation: Evaluation) -> None:
+        step = evaluation.step
+        shown_metrics = _format_metrics(evaluation.metrics)
+        shown_epsilon = f"ε {show_epsilon(evaluation.epsilon)}"
         now = time.monotonic()
         time_left = ""
         if self._timed_from is not None and step > self._timed_from_step:
@@ -164,8 +154,8 @@ class Live(Watcher):
             self._bar.update(self._task, state=shown_metrics, spent=shown_epsilon)
         else:
             self._console.print(
-                f"{self._name}: epoch {epoch}, step {step:,}/{self._steps:,}  {shown_metrics}  "
-                f"{shown_epsilon}{time_left}",
+                f"{self._name}: epoch {evaluation.epoch}, step {step:,}/{self._steps:,}  "
+                f"{shown_metrics}  {shown_epsilon}{time_left}",
                 highlight=False,
             )
         if self._timed_from is None:
@@ -202,37 +192,24 @@ class Reporter(Watcher):
     def __exit__(self, *_: object) -> None:
         self._tracker.close()
 
-    def opened(self, home: Path, done: int) -> None:
-        self._tracker.start(home, done)
-
     def finished(self, record: Record) -> None:
         """Pass the record to the logger, if this process carried out the run."""
         self._tracker.finish(record)
 
-    def started(
-        self,
-        recipe: str,
-        seed: int,
-        steps: int,
-        done: int,
-    ) -> None:
-        log.info(f"{recipe} seed {seed}: starts at step {done:,} of {steps:,}")
-        self._watcher.started(recipe, seed, steps, done)
+    def started(self, config: Run, home: Path, steps: int, done: int) -> None:
+        log.info(f"{config.recipe} seed {config.seed}: starts at step {done:,} of {steps:,}")
+        self._watcher.started(config, home, steps, done)
+        self._tracker.start(home, done)
 
     def stepped(self, step: int) -> None:
         self._watcher.stepped(step)
 
-    def evaluated(
-        self,
-        epoch: int,
-        step: int,
-        metrics: dict[str, float],
-        epsilon: float,
-    ) -> None:
-        evaluation = {"step": step, "epoch": epoch, "epsilon_tight": epsilon, **metrics}
+    def evaluated(self, evaluation: Evaluation) -> None:
+        epoch, step, metrics, epsilon = evaluation
+        values = {"step": step, "epoch": epoch, "epsilon_tight": epsilon, **metrics}
         for on_step in self._callbacks:
-            on_step(dict(evaluation))
-        self._tracker.log(evaluation)
+            on_step(dict(values))
+        self._tracker.log(values)
         shown_metrics = _format_metrics(metrics)
         log.info(f"epoch {epoch}, step {step:,}  {shown_metrics}  ε {show_epsilon(epsilon)}")
-        self._watcher.evaluated(epoch, step, metrics, epsilon)
+        self._watcher.evaluated(evaluation)

@@ -60,7 +60,7 @@ from zdp_bench.training.machine import (
     pick_device,
 )
 from zdp_bench.training.plan import Plan
-from zdp_bench.training.progress import Watcher
+from zdp_bench.training.progress import Evaluation, Watcher
 from zdp_bench.training.public_start import run_digest_of
 from zdp_bench.training.reservation import reserve
 from zdp_bench.training.run_folder import Outcome, find_or_run, open_ledger
@@ -455,10 +455,8 @@ class Loop:
             Stopped: a stop signal was received. The loop is saved.
         """
         config, plan = self.setup.config, self.plan
-        self.watcher.started(
-            config.recipe, config.seed, plan.steps * self.round_steps, self.steps_done
-        )
-        self.watcher.opened(self.home, self.steps_done)
+        num_steps = plan.steps * self.round_steps
+        self.watcher.started(config, self.home, num_steps, self.steps_done)
         stopped_by = "epochs"
         while self.step < plan.steps and stopped_by == "epochs":
             try:
@@ -516,7 +514,8 @@ class Loop:
         metrics, epsilon = self.ranks.broadcast((metrics, epsilon))
         self._refuse_divergence(metrics.get("loss", 0.0), epoch)
         self.epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
-        self.watcher.evaluated(self.plan.epoch_of(self.step), step, metrics, epsilon)
+        number = self.plan.epoch_of(self.step)
+        self.watcher.evaluated(Evaluation(number, step, metrics, epsilon))
 
     def _check_outputs(self) -> None:
         """End the run if the model has diverged on a few public examples."""
