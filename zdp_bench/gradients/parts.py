@@ -21,7 +21,7 @@ from torch.utils._pytree import (
     tree_map_with_path,
 )
 
-from zdp_bench.nn.memory_format import memory_order
+from zdp_bench.nn import memory_format
 
 
 class Parts:
@@ -190,9 +190,7 @@ def arrange_memory(packed: Tensor, other: Tensor) -> Tensor:
         like = next(others)
         if like.is_contiguous():
             return leaf.contiguous()
-        order = [0, *memory_order(like)]
-        back = [order.index(dim) for dim in range(leaf.dim())]
-        return leaf.permute(order).contiguous().permute(back)
+        return memory_format.arrange_as(leaf, [0, *memory_format.memory_order(like)])
 
     return map_leaves(arrange, packed)
 

@@ -33,7 +33,7 @@ from zdp_bench.gradients.program.sequences import make_layer, pack, unpack
 from zdp_bench.gradients.program.uses import bind
 from zdp_bench.gradients.rules import NoRule, Rule
 from zdp_bench.gradients.rules.recurrent import replay
-from zdp_bench.nn.memory_format import arrange, memory_order
+from zdp_bench.nn.memory_format import arrange, arrange_as, memory_order
 
 # Total size of the output gradients up to which they are consumed after the backward pass.
 MAX_DEFERRED_BYTES = 4 * 2**20
@@ -452,7 +452,9 @@ def _register_consumer(tape: Tape, call: Call) -> None:
         gradient = gradients[index]
         if gradient is None:
             return None
-        g = _arrange_as(gradient, call.order)
+        # A gradient that is a part of another map, or transposed, is copied once; the rule and the
+        # rest of the backward pass both use the copy.
+        g = gradient if call.order is None else arrange_as(gradient, call.order)
         _require_untouched(call)
         assert tape.consume is not None
         tape.consume(call, g)
@@ -461,21 +463,6 @@ def _register_consumer(tape: Tape, call: Call) -> None:
         return (*gradients[:index], g, *gradients[index + 1 :])
 
     node.register_prehook(consume)
-
-
-def _arrange_as(g: Tensor, order: list[int] | None) -> Tensor:
-    """Return an output gradient in the output's memory order.
-
-    A gradient that is a part of another map, or transposed, is copied once; the rule and the rest
-    of the backward pass both use the copy.
-    """
-    if order is None:
-        return g
-    ordered = g.permute(order)
-    if ordered.is_contiguous():
-        return g
-    back = [order.index(dim) for dim in range(g.dim())]
-    return ordered.contiguous().permute(back)
 
 
 def _require_unused(gradients: Sequence[Tensor | None]) -> None:

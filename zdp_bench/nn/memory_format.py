@@ -81,6 +81,15 @@ def memory_order(x: Tensor) -> list[int]:
     return sorted(range(1, x.dim()), key=x.stride, reverse=True)
 
 
+def arrange_as(x: Tensor, order: list[int]) -> Tensor:
+    """Return x with its dimensions in this order in memory; it is copied only if necessary."""
+    ordered = x.permute(order)
+    if ordered.is_contiguous():
+        return x
+    back = [order.index(dim) for dim in range(x.dim())]
+    return ordered.contiguous().permute(back)
+
+
 def in_memory_order(x: Tensor) -> Tensor:
     """Flatten [B, *map] to [B, n] in memory order; a view if x has no gaps."""
     return x.permute(0, *memory_order(x)).flatten(1)

@@ -43,6 +43,7 @@ from zdp_bench.nn.convolution import (
     ComplexConv2d,
     ComplexConv3d,
     ComplexConvTranspose2d,
+    ConvArguments,
     folded_gradient,
 )
 from zdp_bench.nn.memory_format import as_real_channels, channels_last
@@ -62,11 +63,20 @@ def torch_convolution(
 
     A padding mode, or a padding given as a string, is applied to the input first.
     """
-    assert isinstance(layer, nn.modules.conv._ConvNd)
-    if layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
-        return _convolution(layer, x, g, tuple(layer.padding))
-    unpadded = (0,) * len(layer.kernel_size)
-    return _convolution(layer, pad_input(layer, x), g, unpadded)
+    assert isinstance(layer, _ConvNd)
+    padding = layer.padding
+    if layer.padding_mode != "zeros" or isinstance(padding, str):
+        x = pad_input(layer, x)
+        padding = (0,) * len(layer.kernel_size)
+    arguments = ConvArguments(
+        layer.stride,
+        tuple(padding),
+        layer.dilation,
+        layer.transposed,
+        layer.output_padding,
+        layer.groups,
+    )
+    return _convolution(layer, x, g, arguments)
 
 
 @rule(ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d)
@@ -76,11 +86,11 @@ def complex_convolution(
     g: Tensor,
 ) -> dict[str, LayerGradient]:
     """Return the gradients of one of this package's complex convolutions."""
-    return _convolution(layer, x, g, layer.padding)  # type: ignore[arg-type]
+    return _convolution(layer, x, g, layer.arguments)  # type: ignore[arg-type]
 
 
 def pad_input(
-    layer: nn.modules.conv._ConvNd,
+    layer: _ConvNd,
     x: Tensor,
 ) -> Tensor:
     """Pad x [B, C, *] as the layer does."""
@@ -92,18 +102,10 @@ def _convolution(
     layer: nn.Module,
     x: Tensor,
     g: Tensor,
-    padding: tuple[int, ...],
+    arguments: ConvArguments,
 ) -> dict[str, LayerGradient]:
     weight: Tensor = layer.weight  # type: ignore[assignment]
-    geometry = ConvolutionShape(
-        tuple(weight.shape),
-        layer.stride,  # type: ignore[arg-type]
-        padding,
-        layer.dilation,  # type: ignore[arg-type]
-        bool(layer.transposed),
-        layer.output_padding,  # type: ignore[arg-type]
-        layer.groups,  # type: ignore[arg-type]
-    )
+    geometry = ConvolutionShape(tuple(weight.shape), arguments)
     gradients = {"weight": _weight_gradients(geometry, x, g)}
     if layer.bias is not None:
         gradients["bias"] = LayerGradient.from_gradients(g.flatten(2).sum(dim=2))
@@ -135,7 +137,7 @@ def _weight_gradients(
         if not is_complex:
             return real
         flat = real.flatten(-len(kernel))
-        return folded_gradient(flat, geometry.transposed).unflatten(-1, kernel)
+        return folded_gradient(flat, geometry.arguments.transposed).unflatten(-1, kernel)
 
     def from_backend(start: int, stop: int) -> Tensor:
         real_x, real_g = reals()
@@ -226,18 +228,17 @@ COLUMN_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class ConvolutionShape:
-    """A convolution's arguments, with one value per spatial dimension.
+    """The shape of a convolution's weight, and the convolution's arguments.
 
-    `shape` is the weight's: [O, C/groups, *k], or [C, O/groups, *k] if transposed.
+    `shape` is [O, C/groups, *k], or [C, O/groups, *k] if transposed.
     """
 
     shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    transposed: bool
-    output_padding: tuple[int, ...]
-    groups: int
+    arguments: ConvArguments
+
+    @property
+    def groups(self) -> int:
+        return self.arguments.groups
 
     @property
     def kernel(self) -> tuple[int, ...]:
@@ -248,7 +249,7 @@ class ConvolutionShape:
         x: Tensor,
         g: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        return (g, x) if self.transposed else (x, g)
+        return (g, x) if self.arguments.transposed else (x, g)
 
     def sizes(
         self,
@@ -273,7 +274,7 @@ class ConvolutionShape:
     ) -> Tensor:
         """Pad the wide map, [B, C, *] or [B, *, C], as the convolution does."""
         sides = [0, 0] if channels_last else []
-        for size in reversed(self.padding):
+        for size in reversed(self.arguments.padding):
             sides += [size, size]
         return F.pad(wide, sides) if any(sides) else wide
 
@@ -290,21 +291,13 @@ def weight_gradient(
         g = g.clone(memory_format=torch.contiguous_format)
     like = x.new_empty(1).expand(geometry.shape)  # only its shape is read
     weight = torch.empty_like(like, memory_format=_memory_format(geometry, x))
-    arguments = (
-        geometry.stride,
-        geometry.padding,
-        geometry.dilation,
-        geometry.transposed,
-        geometry.output_padding,
-        geometry.groups,
-    )
     output_mask = [False, True, False]  # the gradient of the weight, not of input and bias
     _, gradient, _ = torch.ops.aten.convolution_backward(
         g,
         x,
         weight,
         None,
-        *arguments,
+        *geometry.arguments,
         output_mask,
     )
     return gradient
@@ -458,7 +451,8 @@ def _unfold(
     positions: tuple[int, ...],
 ) -> Tensor:
     """Return a view of the patch at each position, [B, *, C] -> [B, *positions, C, *k]."""
-    sizes = zip(geometry.kernel, geometry.stride, geometry.dilation, positions, strict=True)
+    arguments = geometry.arguments
+    sizes = zip(geometry.kernel, arguments.stride, arguments.dilation, positions, strict=True)
     for dim, (kernel_size, stride, dilation, count) in enumerate(sizes, 1):
         extent = (kernel_size - 1) * dilation + 1
         windows = wide.unfold(dim, extent, stride)
