@@ -57,20 +57,12 @@ class Job:
     """A job of a recipe as plain values, which are cached.
 
     Attributes:
-        recipe: name of the recipe.
-        overrides: overrides of the job, without the seed.
-        row: row of the table that it claims.
-        variant: what differs from the paper; None for the paper's own settings.
-        digest: experiment digest of its runs.
+        filling: the cell that its records fill, without the time of a run.
         composed: configuration as Hydra composes it.
         resolved: configuration as its runs record it.
     """
 
-    recipe: str
-    overrides: tuple[str, ...]
-    row: str
-    variant: str | None
-    digest: str
+    filling: Filling
     composed: dict[str, Any]
     resolved: dict[str, Any]
 
@@ -85,13 +77,9 @@ def fillings(table: str, results: Path) -> list[Filling]:
     all_records = records.read_all(results)
     times = read_times(all_records)
     jobs = jobs_of_table(table)
-    on_own_data = []
-    for job in jobs:
-        seconds = seconds_of(job.resolved, times)
-        filling = Filling(
-            job.recipe, job.overrides, job.row, job.variant, job.digest, seconds=seconds
-        )
-        on_own_data.append(filling)
+    on_own_data = [
+        dataclasses.replace(job.filling, seconds=seconds_of(job.resolved, times)) for job in jobs
+    ]
     return [*on_own_data, *on_other_data(on_own_data, jobs, all_records)]
 
 
@@ -101,8 +89,12 @@ def jobs_of_table(table: str) -> list[Job]:
     They are cached until a recipe or the code changes, because checking them takes seconds and
     imports torch.
     """
-    jobs = _call_cached(list_jobs, table)
-    return [Job(**{**job, "overrides": tuple(job["overrides"])}) for job in jobs]
+    jobs = []
+    for values in _call_cached(list_jobs, table):
+        overrides = tuple(values["filling"]["overrides"])
+        filling = Filling(**values["filling"] | {"overrides": overrides})
+        jobs.append(Job(filling, values["composed"], values["resolved"]))
+    return jobs
 
 
 def list_jobs(table: str, state: str = "") -> list[dict[str, Any]]:
@@ -114,11 +106,7 @@ def list_jobs(table: str, state: str = "") -> list[dict[str, Any]]:
     """
     return [
         {
-            "recipe": claim.filling.recipe,
-            "overrides": claim.filling.overrides,
-            "row": claim.filling.row,
-            "variant": claim.filling.variant,
-            "digest": claim.filling.digest,
+            "filling": dataclasses.asdict(claim.filling),
             "composed": claim.composed,
             "resolved": claim.config.resolved,
         }
@@ -282,7 +270,7 @@ def on_other_data(
         jobs: the jobs.
         all_records: records. Each data set of a recipe's records is tried for all of its jobs.
     """
-    recipes = {job.recipe for job in jobs}
+    recipes = {filling.recipe for filling in fillings}
     used_datasets: dict[str, list[dict[str, Any]]] = {}  # by recipe
     for run in all_records:
         if run.recipe in recipes:
@@ -292,13 +280,14 @@ def on_other_data(
                 datasets.append(dataset)
     own_datasets: dict[str, list[dict[str, Any]]] = {}  # by recipe; several if it sweeps over folds
     for job in jobs:
-        own_datasets.setdefault(job.recipe, []).append(drop_empty(job.resolved["dataset"]))
+        own_dataset = drop_empty(job.resolved["dataset"])
+        own_datasets.setdefault(job.filling.recipe, []).append(own_dataset)
     other_fillings = []
     for filling, job in zip(fillings, jobs, strict=True):
         others = []
-        for dataset in used_datasets.get(job.recipe, []):
+        for dataset in used_datasets.get(filling.recipe, []):
             # Empty values are dropped, because an old record lacks newer options, which are off.
-            if drop_empty(dataset) not in own_datasets[job.recipe]:
+            if drop_empty(dataset) not in own_datasets[filling.recipe]:
                 others.append(dataset)
         if others:
             for digest, label in _call_cached(digests_on, others, job.composed).items():
