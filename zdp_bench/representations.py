@@ -22,7 +22,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +35,7 @@ from zdp_bench.data import DatasetInfo, Examples, Part, Source, Splits
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.nn.precision import float32_products
+from zdp_bench.nn.state import state_digest
 from zdp_bench.registry import lookup
 
 CPU_BATCH = 8  # examples that a CPU transforms at once: their feature maps fit in its cache
@@ -334,7 +334,7 @@ def require_apart(
     """
     inputs = inputs.to(device or torch.device("cpu"))
     module = representation.module
-    before = state_of(module)
+    before = digest_of_state(module)
     reversed_inputs = inputs.flip(0)
 
     def apply(inputs: Tensor, batch_size: int) -> Tensor:
@@ -360,40 +360,16 @@ def require_apart(
                 f"representation={representation.name}: its output for an example depends on "
                 "other examples or on earlier calls. It must look at one example only."
             )
-    if not _is_equal(before, state_of(module)):
+    if digest_of_state(module) != before:
         raise UserError(
             f"representation={representation.name}: keeps state from the examples it has seen, so "
             "one example would affect another. It must not change its state."
         )
 
 
-def state_of(module: nn.Module) -> list[Any]:
-    """Return copies of all tensors and plain values of a module and its submodules."""
-    return [_copy({**vars(inner), "_modules": None}) for inner in module.modules()]
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, np.ndarray):
-        is_numeric = value.dtype.kind in "biufc"
-        return torch.from_numpy(value.copy()) if is_numeric else None
-    if isinstance(value, dict):
-        return {repr(key): _copy(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | deque):
-        return [_copy(inner) for inner in value]
-    return value if isinstance(value, bool | int | float | complex | str | bytes) else None
-
-
-def _is_equal(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_is_equal(a[key], b[key]) for key in a)
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_is_equal, a, b))
-    is_nan = a != a
-    return type(a) is type(b) and bool(a == b or is_nan)
+def digest_of_state(module: nn.Module) -> str:
+    """Return a digest of all tensors and plain values of a module and its submodules."""
+    return state_digest(*({**vars(inner), "_modules": None} for inner in module.modules()))
 
 
 def represent(

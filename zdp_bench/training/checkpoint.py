@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
 import warnings
-from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from zdp_bench import disk
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.foreign_files import Shape, misfits, open_regular, require_stored
+from zdp_bench.nn.state import state_digest as state_digest
 from zdp_bench.privacy.tally import Position
 from zdp_bench.training.interrupts import explain_memory_error
 from zdp_bench.training.memory_layout import has_repeats, separate_numbers
@@ -141,34 +139,6 @@ def _require_alike(
     elif isinstance(current, list) and current and isinstance(current[0], dict):
         for current_group, saved_group in zip(current, saved, strict=True):
             _require_alike(current_group, saved_group, name)
-
-
-def state_digest(*states: dict[str, Any]) -> str:
-    """Return the SHA-256 of state dictionaries. It covers every bit, but not the devices."""
-    chain = hashlib.sha256()
-
-    def take(node: Any) -> None:
-        if isinstance(node, Tensor):
-            value = node.detach().cpu().resolve_conj().contiguous()
-            chain.update(f"{value.dtype}{list(value.shape)}".encode())
-            chain.update(value.flatten().view(torch.uint8).numpy().data)
-        elif isinstance(node, dict):
-            for key in sorted(node, key=str):
-                chain.update(f"{key!r}:".encode())
-                take(node[key])
-        elif isinstance(node, list | tuple | deque):
-            for entry in node:
-                take(entry)
-        elif isinstance(node, np.ndarray):  # its text has eight digits, and not every number
-            chain.update(f"{node.dtype.str}{node.shape}".encode())
-            take(node.tolist() if node.dtype.hasobject else node.tobytes())
-        else:
-            chain.update(repr(node).encode())
-        chain.update(b";")
-
-    for state in states:
-        take(state)
-    return chain.hexdigest()
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
