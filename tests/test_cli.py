@@ -420,6 +420,7 @@ def test_a_secret_of_the_environment_is_in_no_sentence(
         MemoryError(),
         ImportError("libtorch_cpu.so: failed to map segment from shared object"),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."),
     ],
 )
 @pytest.mark.usefixtures("here")

@@ -8,6 +8,7 @@ its traceback.
 from __future__ import annotations
 
 import difflib
+import errno
 import logging
 import re
 from collections.abc import Iterable, Iterator
@@ -32,6 +33,14 @@ EXTRAS = {
 }
 MAX_LISTED = 24  # names that a sentence lists
 MAX_NEAREST = 5  # names that it lists if more than MAX_LISTED are allowed
+# What the messages for memory that ran out contain: those of the GPU, of torch and of the linker.
+NO_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "failed to map segment",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
 # Characters that move a terminal's cursor, rename its window or reverse its text; tabs and line
 # breaks are not among them.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -48,6 +57,13 @@ class UserError(Exception):
     def __init__(self, sentence: str = "") -> None:
         on_one_line = printable(re.sub(r"\s*[\r\n]+\s*", " ", sentence))
         super().__init__(LONG_NUMBER.sub(lambda n: f"{n[1]}… ({len(n[0])} digits)", on_one_line))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if an error means that memory ran out, on the GPU or on the CPU."""
+    has_code = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    has_message = any(message in str(error) for message in NO_MEMORY)
+    return has_code or has_message or isinstance(error, MemoryError)
 
 
 def printable(text: str) -> str:

@@ -126,25 +126,14 @@ def _require_distinct_keys(parser: Parser, pairs: Sequence[str]) -> None:
 
 def list_keys() -> list[str]:
     """Return all groups and dotted keys in our YAML files, for suggestions."""
-    from zdp_bench import assets
+    from zdp_bench import assets, records
 
     folders = {path.name: path for path in assets.CONF.iterdir() if path.is_dir()}
     folders |= {"recipe": assets.RECIPES, "dataset": assets.DATASETS}
-    keys = [*folders, *_dotted(assets.read_yaml(assets.CONF / "config.yaml"))]
+    keys = [*folders, *records.flatten(assets.read_yaml(assets.CONF / "config.yaml"))]
     for group in folders.keys() - {"recipe", "launcher"}:
         for path in assets.group(folders[group]).values():
             options = assets.read_yaml(path)
             settable = {key: value for key, value in options.items() if key not in ("name", "card")}
-            keys += _dotted({group: settable})
+            keys += records.flatten({group: settable})
     return [key for key in keys if not key.startswith(("hydra", "defaults"))]
-
-
-def _dotted(node: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return the dotted names of a nested mapping's leaves."""
-    names: list[str] = []
-    for key, value in node.items():
-        if isinstance(value, dict) and value:
-            names += _dotted(value, f"{prefix}{key}.")
-        else:
-            names.append(f"{prefix}{key}")
-    return names

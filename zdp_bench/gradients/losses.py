@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy
 
-from zdp_bench.errors import UserError, first_line
+from zdp_bench.errors import UserError, first_line, is_out_of_memory
 from zdp_bench.gradients.clipping import Loss, split_batch, trainable
-from zdp_bench.gradients.mapping import is_out_of_memory, map_rows
+from zdp_bench.gradients.mapping import map_rows
 from zdp_bench.gradients.outside_state import Restore, preserve_outside_state
 from zdp_bench.gradients.parts import describe, unpack
 from zdp_bench.gradients.program import copy_apart

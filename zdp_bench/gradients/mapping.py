@@ -13,6 +13,8 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
+from zdp_bench.errors import is_out_of_memory as is_out_of_memory
+
 
 def map_rows(
     function: Callable[..., Any],
@@ -79,16 +81,3 @@ def _without_fallback_warnings() -> Iterator[None]:
         yield
     finally:
         functorch._set_vmap_fallback_warning_enabled(True)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an error means that memory ran out, on the GPU or on the CPU."""
-    messages = (
-        "out of memory",
-        "can't allocate memory",
-        "CUDNN_STATUS_ALLOC_FAILED",
-        "CUBLAS_STATUS_ALLOC_FAILED",
-    )
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return any(message in str(error) for message in messages)

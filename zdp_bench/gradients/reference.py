@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, is_out_of_memory
 from zdp_bench.gradients.clipping import (
     Batch,
     ClippedSum,
@@ -37,7 +37,7 @@ from zdp_bench.gradients.losses import (
     preserve_random_state,
     set_seed,
 )
-from zdp_bench.gradients.mapping import is_out_of_memory, map_rows
+from zdp_bench.gradients.mapping import map_rows
 from zdp_bench.gradients.outside_state import preserve_outside_state
 from zdp_bench.gradients.parts import map_leaves
 from zdp_bench.gradients.program import Running, copy_apart, state_of

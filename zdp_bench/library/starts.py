@@ -124,11 +124,11 @@ def find_in_part(model: nn.Module) -> dict[str, Trainings]:
     """Return the trainings of this process behind each parameter that one of them trained."""
     if not _KNOWN_PARAMETERS:  # without hashing all parameters
         return {}
-    found = {}
-    for name, parameter in model.named_parameters():
-        if trainings := _KNOWN_PARAMETERS.get(_parameter_digest(parameter)):
-            found[name] = trainings
-    return found
+    return {
+        name: trainings
+        for name, parameter in model.named_parameters()
+        if (trainings := _KNOWN_PARAMETERS.get(_parameter_digest(parameter)))
+    }
 
 
 def merge(trainings: Iterable[Earlier]) -> Trainings:

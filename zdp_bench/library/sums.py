@@ -7,9 +7,8 @@ from typing import Any
 from torch import nn
 
 from zdp_bench import gradients
-from zdp_bench.errors import UserError, for_python
+from zdp_bench.errors import UserError, for_python, is_out_of_memory
 from zdp_bench.gradients import ClippedSum, Loss
-from zdp_bench.gradients.mapping import is_out_of_memory
 from zdp_bench.gradients.parts import pack, takes_parts
 from zdp_bench.library.arguments import (
     require_kinds,

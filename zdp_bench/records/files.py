@@ -7,10 +7,10 @@ import io
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from zdp_bench.records.record import Document, Record
 
 if TYPE_CHECKING:
     import pandas as pd
+
+T = TypeVar("T")
 
 # column of records.csv, in order -> dotted path of its value in a record
 COLUMNS: dict[str, str] = {
@@ -172,6 +174,14 @@ def _cell(record: Record, keys: tuple[str, ...]) -> Any:
     if keys == _KEYS["dataset"]:
         value = record.data.title or value
     return ", ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def group_by(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """Group items, such as runs, by a key. The groups are in the order of their first items."""
+    groups: dict[Any, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from zdp_bench.privacy.composition import Spending, SpentSteps, compose_epsilon, list_spent_steps
 from zdp_bench.privacy.memory import call_cached
 from zdp_bench.privacy.statement import show_epsilon
-from zdp_bench.records import is_deleted
+from zdp_bench.records import group_by, is_deleted
 from zdp_bench.report.sheet import Sheet
 
 COLUMNS = ("data set", "digest", "noise", "runs", "total ε", "ε per unit", "unit", "δ")
@@ -166,7 +165,7 @@ def group_by_data(spendings: Sequence[Spending]) -> list[list[Spending]]:
     # A group consists of lists of runs on the same data. All runs of a list share examples with
     # the same other runs, so it is enough to compare the first run of each list.
     groups: list[list[list[Spending]]] = []
-    for runs in _group_by(sorted_runs, lambda run: (run.data, run.dataset, run.sources)):
+    for runs in group_by(sorted_runs, lambda run: (run.data, run.dataset, run.sources)).values():
         merged: list[list[Spending]] = []
         separate: list[list[list[Spending]]] = []
         for group in groups:
@@ -202,7 +201,7 @@ def _notes(
 def _lines(group: Sequence[Spending], delta: float | None) -> list[Line]:
     """Return the lines of one group: one for each kind of noise, and one for all runs together."""
     delta = delta or min(run.delta for run in group)
-    lines = [Line.of(_noise(runs[0]), runs, delta) for runs in _group_by(group, _noise)]
+    lines = [Line.of(_noise(runs[0]), runs, delta) for runs in group_by(group, _noise).values()]
     if len(lines) > 1:
         lines.append(Line.of(ALL, group, delta))
     return lines
@@ -239,13 +238,3 @@ def compose_if_known(spent: Sequence[SpentSteps], delta: float) -> float | None:
         return compose_epsilon(spent, delta)
     except ValueError:
         return None
-
-
-def _group_by(
-    spendings: Iterable[Spending], key: Callable[[Spending], Any]
-) -> list[list[Spending]]:
-    """Group runs by a key. The groups are in the order of their first runs."""
-    groups: dict[Any, list[Spending]] = {}
-    for run in spendings:
-        groups.setdefault(key(run), []).append(run)
-    return list(groups.values())

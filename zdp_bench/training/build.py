@@ -19,7 +19,7 @@ from zdp_bench.algorithms import Algorithm, Problem, algorithm_type
 from zdp_bench.config.plugins import SCHEDULERS, find_builder
 from zdp_bench.config.schema import Plugin, Run
 from zdp_bench.data import DatasetInfo, Splits
-from zdp_bench.errors import UserError, first_line
+from zdp_bench.errors import UserError, first_line, is_out_of_memory
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.initialisation import scale_to_unit_variance
@@ -38,7 +38,6 @@ from zdp_bench.privacy.noise import stream
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.registry import lookup
 from zdp_bench.tasks import Task
-from zdp_bench.training.interrupts import explain_memory_error
 from zdp_bench.training.memory_layout import is_dense, separate_numbers
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.validation import DEFAULT, KEY
@@ -199,7 +198,7 @@ def _unfit(
 ) -> UserError:
     """Return the error for model, task and data that do not fit one another."""
     message = (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
-    if explain_memory_error(error):
+    if is_out_of_memory(error):
         return UserError(
             f"model={config.model.name}: needs more memory than is available ({message}); make it "
             "smaller, or raise the limit."

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from zdp_bench import disk
-from zdp_bench.errors import UserError, first_line
+from zdp_bench.errors import UserError, first_line, is_out_of_memory
 from zdp_bench.foreign_files import Shape, misfits, open_regular, require_stored
 from zdp_bench.nn.state import state_digest as state_digest
 from zdp_bench.privacy.tally import Position
-from zdp_bench.training.interrupts import explain_memory_error
 from zdp_bench.training.memory_layout import has_repeats, separate_numbers
 
 _FORMAT = 2  # version of the file format
@@ -215,7 +214,7 @@ def load(
 
 def _name_refusal(error: Exception) -> str:
     """Return why the system refused to read a file; "" if the content of the file is the cause."""
-    if explain_memory_error(error):
+    if is_out_of_memory(error):
         return "memory ran out"
     # Of a file that was changed, torch may seek an invalid position.
     if isinstance(error, OSError) and error.strerror and error.errno != errno.EINVAL:

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-from zdp_bench.errors import UserError, explain_missing
+from zdp_bench.errors import UserError, explain_missing, is_out_of_memory
 
 # Exit codes of a process that received a signal and has saved its state. 75 is EX_TEMPFAIL, "try
 # again later". The usual 143 would also stand for processes that have not saved their state.
@@ -30,7 +30,6 @@ SECONDS_TO_SAVE = 60
 # Reasons for a failed write that a user can remove.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 UNWRITABLE = {*_FULL, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM}
-NO_MEMORY = ("can't allocate memory", "failed to map segment")  # from torch and from the linker
 
 
 class Stopped(BaseException):
@@ -144,8 +143,11 @@ def explain_write_errors(home: Path, advice: str) -> Iterator[None]:
 
 def explain(error: BaseException) -> UserError | None:
     """Return a clear error for what the system refuses: memory, a path or a package; else None."""
-    if sentence := explain_memory_error(error):
-        return sentence
+    if is_out_of_memory(error):
+        return UserError(
+            "out of memory. Reduce trainer.micro_batch, for example to 8, or raise the limit; "
+            "everything saved is intact."
+        )
     if isinstance(error, OSError) and error.filename and error.strerror:
         return UserError(
             f"{error.filename}: {error.strerror}. Fix this, or choose another folder "
@@ -157,18 +159,6 @@ def explain(error: BaseException) -> UserError | None:
             "the output to another file."
         )
     return explain_missing(error) if isinstance(error, ImportError) else None
-
-
-def explain_memory_error(error: BaseException) -> UserError | None:
-    """Return a clear error if the system, or a limit such as `ulimit -v`, refuses memory."""
-    has_code = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    has_message = any(message in str(error) for message in NO_MEMORY)
-    if not (has_code or has_message or isinstance(error, MemoryError)):
-        return None
-    return UserError(
-        "out of memory. Reduce trainer.micro_batch, for example to 8, or raise the limit; "
-        "everything saved is intact."
-    )
 
 
 def require_writable(folder: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -88,11 +86,11 @@ def choose_runs(all_records: list[Record], results: Path) -> list[Record]:
         run for run in all_records if run.claims.table == TABLE and _example(results, run).is_file()
     ]
     choices = []
-    for data_set, runs in _group(candidates, _data_set_of).items():
+    for data_set, runs in records.group_by(candidates, _data_set_of).items():
         provenance = runs[0].data.provenance
         chosen = []
-        for _, model_runs in sorted(_group(runs, _model_of).items()):
-            by_row = _group(model_runs, _row_and_recipe_of)
+        for _, model_runs in sorted(records.group_by(runs, _model_of).items()):
+            by_row = records.group_by(model_runs, _row_and_recipe_of)
             if {row for row, _ in by_row} == set(ROWS):
                 chosen += [by_row[key][0] for key in sorted(by_row)]
         if chosen:
@@ -106,13 +104,6 @@ def choose_runs(all_records: list[Record], results: Path) -> list[Record]:
         )
     *_, chosen = min(choices, key=lambda choice: choice[:3])
     return chosen
-
-
-def _group(runs: list[Record], key: Callable[[Record], Any]) -> dict[Any, list[Record]]:
-    groups: dict[Any, list[Record]] = {}
-    for run in runs:
-        groups.setdefault(key(run), []).append(run)
-    return groups
 
 
 def _data_set_of(run: Record) -> str:
