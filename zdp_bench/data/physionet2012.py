@@ -88,15 +88,13 @@ class Range:
 RANGES = {
     "Albumin": Range(2.5, 4.4),  # g/dL; APACHE III: no points
     "ALP": Range(30, 120, is_log=True),  # IU/L; ACCP
-    "ALT": Range(7, 205, is_log=True),  # IU/L; Mayo Clinic; ACG: "mild" up to 5 · 41
-    "AST": Range(12, 190, is_log=True),  # IU/L; Penttilä et al. 1975; ACG: 5 · 38
+    "ALT": Range(7, 205, is_log=True),  # IU/L; Mayo Clinic; ACG: "mild" up to 5 times 41
+    "AST": Range(12, 190, is_log=True),  # IU/L; Penttilä et al. 1975; ACG: 5 times 38
     "Bilirubin": Range(0.3, 2, is_log=True),  # mg/dL; ACCP; SOFA: two points from 2
     "BUN": Range(7, 40, is_log=True),  # mg/dL; Mayo Clinic; APACHE III: more points from 40
     "Cholesterol": Range(120, 200),  # mg/dL; MSD: low below 120, desirable below 200
-    "Creatinine": Range(
-        0.5, 2, is_log=True
-    ),  # mg/dL; APACHE III: below 0.5; SOFA: two points from 2
-    "DiasABP": Range(52, 80),  # mmHg; (3 · MAP − SysABP) / 2 of their ends, rounded down
+    "Creatinine": Range(0.5, 2, is_log=True),  # mg/dL; APACHE III: below 0.5; SOFA: from 2
+    "DiasABP": Range(52, 80),  # mmHg; (3 · 65 − 90) / 2, (3 · 100 − 140) / 2 of MAP and SysABP
     "FiO2": Range(0.21, 0.6),  # room air; Jackson 2020 (Medscape): at most 0.6 after 24 hours
     "GCS": Range(10, 15),  # SOFA: two points for 10 to 12, none for 15
     "Glucose": Range(70, 180, is_log=True),  # mg/dL; MSD: fasting; NICE-SUGAR 2009: usual target
@@ -120,9 +118,9 @@ RANGES = {
     "SaO2": Range(94, 100),  # %; BTS: the target is 94 at least; 100 is the maximum
     "SysABP": Range(90, 140),  # mmHg; SSC: hypotension below 90; WHO: hypertension from 140
     "Temp": Range(36, 38.4),  # °C; APACHE II: no points
-    "TroponinI": Range(0.04, 4, is_log=True),  # µg/L; Apple & Collinson 2012; 100 · 0.04
-    "TroponinT": Range(0.01, 1, is_log=True),  # µg/L; Apple & Collinson 2012; 100 · 0.01
-    "Urine": Range(35, 140, is_log=True),  # mL; SSC: 0.5 mL/kg per hour at 70 kg; 4 · 35
+    "TroponinI": Range(0.04, 4, is_log=True),  # µg/L; Apple & Collinson 2012; 100 times 0.04
+    "TroponinT": Range(0.01, 1, is_log=True),  # µg/L; Apple & Collinson 2012; 100 times 0.01
+    "Urine": Range(35, 140, is_log=True),  # mL; SSC: 0.5 mL/kg per hour at 70 kg; 4 times 35
     "WBC": Range(4, 20, is_log=True),  # 1000/µL; SIRS: below 4; SAPS II: points from 20
     "Weight": Range(50, 100),  # kg; round numbers
 }
@@ -289,14 +287,14 @@ def list_patients(home: Path, name: str) -> list[Patient]:
 
 def read_outcomes(table: Path) -> dict[str, bool]:
     """Return whether each patient died in hospital, by RecordID."""
-    lines = csv.reader(read_text(table, encoding="utf-8-sig").splitlines(), strict=True)
+    rows = csv.reader(read_text(table, encoding="utf-8-sig").splitlines(), strict=True)
     died: dict[str, bool] = {}
     with reading(table):
-        header = next(lines, [])
+        header = next(rows, [])
         fault = f"does not begin with {','.join(OUTCOMES)}"
         expect(header == OUTCOMES, fault)
-        for cells in lines:
-            where = f"in line {lines.line_num}"
+        for cells in rows:
+            where = f"in line {rows.line_num}"
             expect(len(cells) == len(OUTCOMES), f"has {len(cells)} cells {where}")
             record_id, death = cells[0], cells[-1]
             expect(bool(re.fullmatch(r"\d{1,9}", record_id)), f"has no RecordID {where}")
@@ -374,9 +372,8 @@ def read_record(path: Path) -> Record:
         expect(bool(lines) and lines[0] == HEADER, f"does not begin with {HEADER}")
         for line_number, minute, name, value in parse_lines(lines):
             if name == "RecordID":
-                is_that_of_name = value == int(path.stem)
                 fault = f"has the RecordID {value:.10g} in line {line_number}, but not in its name"
-                expect(is_that_of_name, fault)
+                expect(value == int(path.stem), fault)
             if value < 0:
                 continue
             minutes.setdefault(name, []).append(minute)

@@ -17,9 +17,9 @@ the last fsync was `MIN_SYNC_INTERVAL` ago or longer. In addition, the file is f
 anything that depends on the steps is saved, sent or shown (`Ledger.sync`). A power failure may lose
 the steps since the last fsync, but only together with the weights that they led to.
 
-After a kill or a power failure, the last line may be cut short. It counts as a step: after a power
-failure, the noise of the step may have been drawn. After a kill it was not, but the file looks the
-same.
+The last line may be cut short: after a kill, because its step was not taken; after a power failure,
+because only a part of a whole line had reached the disk, and its step may have been taken. The file
+looks the same, so such a line counts as a step.
 
 A step that is repeated after a kill counts once only if it is provably the same release. To prove
 this, the ledger also records the states from which a process may start (`Start`). Starts are not
@@ -172,18 +172,17 @@ class Ledger(Tally):
         self.path, self._absolute_path = path, path.absolute()
         aside_paths = list_set_aside(path)
         # Identifies the ledgers that were set aside; "" without any.
-        self._digest_of_aside = "".join(_digest_file(aside_path) for aside_path in aside_paths)
+        self._aside_digests = "".join(_digest_file(aside_path) for aside_path in aside_paths)
         self._aside_tally = SetAsideTally(aside_paths)
-        self._head = Head(
+        # If a later process counts fewer, a ledger that was set aside is missing.
+        num_earlier = self._aside_tally.releases
+        if repeatable:  # the digest of a run that is repeated bit for bit must not depend on them
+            num_earlier = 0
+        self._own_head = Head(
             mechanism.digest(),
             repeatable,
             identity,
-            # Not repeatable: the number of releases in the ledgers set aside so far. If there are
-            # fewer when the file is opened again, such a ledger is missing (`_require_same`).
-            # Repeatable: 0, so that a run that is repeated with the same bits after its ledger was
-            # set aside has the same digest in its record. A missing ledger is then noticed only if
-            # the checkpoint states more releases than are left (`_require_checkpoint`).
-            earlier=0 if repeatable else self._aside_tally.releases,
+            earlier=num_earlier,
             facts=dict(facts or {}),
             # Tells apart two ledgers whose lines may be the same; see `_is_copy`.
             nonce="" if repeatable else secrets.token_hex(16),
@@ -201,12 +200,12 @@ class Ledger(Tally):
         self._ending: tuple[int, bytes] | None = None  # ending of the file when it was closed
         self._when_synced = time.monotonic()
         is_new = not path.exists()
-        # Whether `_write_nonce` must mark the file before the first step of this process.
-        self._needs_nonce = not (repeatable or is_new)
+        # Whether the file lacks this process's nonce, which its first step needs; see `_is_copy`.
+        self._needs_nonce = not repeatable and not is_new
         if is_new and checkpoint_position is not None and checkpoint_position.releases:
             raise LedgerError(
                 f"{path}: the ledger is missing, but the checkpoint beside it was written after "
-                f"{checkpoint_position.releases} steps"
+                f"{checkpoint_position.releases} releases"
             )
         self._reset_count()
         if not is_new:
@@ -215,7 +214,7 @@ class Ledger(Tally):
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - stays open for the run
         self._size = os.fstat(self._file.fileno()).st_size
         if is_new:
-            self._write_line(self._head)
+            self._write_line(self._own_head)
             self.sync()
             disk.fsync_folder(path.parent)
 
@@ -225,7 +224,7 @@ class Ledger(Tally):
         If nothing differs, one ε covers the steps of both, and the result is "". Heads of older
         versions have no facts, which are taken to be this run's.
         """
-        own = self._head
+        own = self._own_head
         differs = {
             "another mechanism": head.mechanism != own.mechanism,
             "another kind of noise": head.repeatable != own.repeatable,
@@ -237,7 +236,7 @@ class Ledger(Tally):
     def _reset_count(self) -> None:
         """Forget what was read from the file. Only the ledgers that were set aside then count."""
         self.restart_from(self._aside_tally)
-        self.facts = self._head.facts
+        self.facts = self._own_head.facts
         self.digest = BEGINNING
         self._steps_of_file = ReleasedSteps()
         self._starts = KnownStarts(self._aside_tally.starts)
@@ -251,7 +250,7 @@ class Ledger(Tally):
         last_whole_line = 0
         cut: Line | None = None
         reaches_checkpoint = False
-        for line in read_ledger(self.path):
+        for line in read_ledger(self._absolute_path):  # the working directory may have changed
             if line.is_cut:  # the last line
                 cut = line
                 continue
@@ -270,8 +269,8 @@ class Ledger(Tally):
         if checkpoint_position is not None and checkpoint_position.releases > 0:
             self._require_checkpoint(checkpoint_position, reaches_checkpoint, last_whole_line)
         if last_whole_line == 0:  # the head is cut short: nothing was released yet
-            disk.write_bytes(self.path, make_line(BEGINNING, self._head))
-            self.digest = chain(BEGINNING, self._head)
+            disk.write_bytes(self._absolute_path, make_line(BEGINNING, self._own_head))
+            self.digest = chain(BEGINNING, self._own_head)
         elif cut is not None:
             self._replace_cut_line(cut)
 
@@ -282,10 +281,10 @@ class Ledger(Tally):
         """
         if differences := self._name_differences(head):
             raise LedgerError(f"{self.path}, line 1: belongs to {differences} than this run's")
-        if head.earlier > self._head.earlier:
+        if head.earlier > self._own_head.earlier:
             raise LedgerError(
                 f"{self.path}, line 1: states {head.earlier} releases in ledgers that were set "
-                f"aside beside it, but there are {self._head.earlier}: such a ledger is missing"
+                f"aside beside it, but there are {self._own_head.earlier}: such a ledger is missing"
             )
 
     def _add_entry(self, entry: Entry) -> None:
@@ -366,31 +365,30 @@ class Ledger(Tally):
             return
         start = execution_digest, step, state_digest
         recorded_generation = self._starts.find_generation(*start)
-        has_earlier_generation = bool(self.releases or self._starts or self._digest_of_aside)
+        has_earlier_generation = bool(self.releases or self._starts or self._aside_digests)
         if recorded_generation is not None:
             self.generation = recorded_generation
         elif has_earlier_generation:
             # Named by all that came before it, so that no two generations share their noise.
-            before = f"{self.digest}:{self._digest_of_aside}"
+            before = f"{self.digest}:{self._aside_digests}"
             text = f"{before}:{execution_digest}:{step}:{state_digest}"
             self.generation = hashlib.sha256(text.encode()).hexdigest()[:32]
-            self.num_to_count_again = self.num_released_from(step)
+            self.num_to_count_again = self.num_released_from(step)  # for a warning only
         elif find_other_ledgers is not None and (other_ledgers := find_other_ledgers()):
             starts_elsewhere = KnownStarts(SetAsideTally(other_ledgers).starts)
             generation_elsewhere = starts_elsewhere.find_generation(*start)
             if generation_elsewhere is not None:
-                self.generation = generation_elsewhere  # it may be "", the first one
+                self.generation = generation_elsewhere
             else:
                 # Random, because nothing came before it in this ledger to name it by.
                 self.generation = secrets.token_hex(16)
-        # Otherwise, `generation` stays "", the name of the first generation.
         self.record_start(execution_digest, step, state_digest)
 
     def record_start(self, execution_digest: str, step: int, state_digest: str) -> None:
         """Record that this generation may continue from a state.
 
-        Nothing is written if this or another generation is already recorded for the state: a later
-        process then continues that one, whose steps are counted already or will be.
+        From a state, only one generation continues. If one is recorded already, nothing is written,
+        and a later process continues that one.
 
         Call it before saving the state: a process that loads a state that was not recorded begins a
         new generation, whose steps count again.
@@ -431,17 +429,9 @@ class Ledger(Tally):
             self.require_intact()
             return
         if self._needs_nonce:
-            self._write_nonce(step)
+            self._write_line(Start.of_nonce(secrets.token_hex(16)))
+            self._needs_nonce = False
         self._write_line(entry)
-
-    def _write_nonce(self, step: int) -> None:
-        """Mark a ledger that is not repeatable as continued by this process; see `_is_copy`.
-
-        The line has the form of a start, with a nonce as its execution digest, but is no start.
-        """
-        nonce = secrets.token_hex(16)
-        self._write_line(Start(nonce, step, state_digest="", generation=""))
-        self._needs_nonce = False
 
     def _write_line(self, entry: Entry) -> None:
         """Write a line, and count its entry.
@@ -608,10 +598,10 @@ def list_set_aside(path: Path) -> list[Path]:
 def is_ledger(path: Path) -> bool:
     """Return True if a file is called ledger.jsonl or, under another name, is written like one.
 
-    Damage must not hide a ledger. So the name of a run's ledger, set aside or not, is enough, even
-    of a link that leads nowhere. Under another name ending in .jsonl, any intact line of a ledger
-    is enough; a file of a user's own, such as a log of metrics, has none. Under any other name, the
-    file must begin with a head.
+    Damage must not hide a ledger. So what is enough depends on the name:
+        - ledger.jsonl, or ledger.jsonl.N if set aside: the name, even of a link that leads nowhere.
+        - Another name with .jsonl: any intact line of a ledger. A log of metrics has none.
+        - Any other name: a head as the first line.
     """
     if re.fullmatch(r"ledger\.jsonl(\.\d+)?", path.name):
         return not path.is_dir()
@@ -672,7 +662,7 @@ def drop_copies(ledgers: Sequence[Path]) -> list[Path]:
     """Return the ledgers, sorted by path, without those that are copies of another one.
 
     A copy may be shorter than its original, which was written to later. Of ledgers with the same
-    content, the first in `ledgers` stays.
+    content, the first in `ledgers` is the original.
     """
     originals = _find_originals(ledgers)
     return sorted(ledger for ledger in ledgers if ledger not in originals)
@@ -687,7 +677,8 @@ def _find_originals(ledgers: Sequence[Path]) -> dict[Path, Path]:
         with open_ledger_file(path) as file:
             contents[path] = file.read()
     originals: dict[Path, Path] = {}
-    longest_first = sorted(ledgers, key=lambda path: -len(contents[path]))
+    # A stable sort: of ledgers with the same content, the first stays first.
+    longest_first = sorted(ledgers, key=lambda path: len(contents[path]), reverse=True)
     for index, path in enumerate(longest_first):
         for other in longest_first[:index]:
             if other not in originals and _is_copy(contents[path], contents[other]):
@@ -740,21 +731,35 @@ def set_aside_others(path: Path, identity: str = "") -> None:
             others.append(ledger)
     # Those in place come first: of ledgers with the same content, the first is the original.
     originals = _find_originals([*in_place, *others])
-    for ledger in in_place:
-        original = originals.get(ledger)
-        if original in others and _is_undamaged(original):
-            disk.write_bytes(ledger, original.read_bytes())
-            others.remove(original)  # it is now the copy
+    copies = {*originals, *_extend(in_place, others, originals)}
     for ledger in others:
-        if ledger not in originals:
+        if ledger not in copies:
             disk.rename(ledger, next_aside(path))
+
+
+def _extend(
+    in_place: Sequence[Path], others: Sequence[Path], originals: Mapping[Path, Path]
+) -> set[Path]:
+    """Write the content of longer ledgers to the ledgers in place that are their beginnings.
+
+    Return the longer ones, which are now the copies. Damaged ones are left out.
+    """
+    copies: set[Path] = set()
+    for ledger in in_place:
+        original = originals.get(ledger, ledger)
+        if original in others and original not in copies and _is_undamaged(original):
+            disk.write_bytes(ledger, original.read_bytes())
+            copies.add(original)
+    return copies
 
 
 def _is_undamaged(path: Path) -> bool:
     try:
-        return all(True for _ in read_ledger(path))
+        for _ in read_ledger(path):
+            pass
     except LedgerError:
         return False
+    return True
 
 
 def read_identity(path: Path) -> str | None:

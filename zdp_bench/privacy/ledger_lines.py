@@ -134,8 +134,7 @@ class Start:
     It is outside the hash chain, so that the digest does not depend on when a run was interrupted
     and saved. Without it, more releases are counted, never fewer.
 
-    A ledger that is not repeatable has no starts. There, the line marks the file with a nonce; see
-    `Ledger._write_nonce`.
+    A ledger that is not repeatable has no starts. There, the line is a mark; see `of_nonce`.
 
     Attributes:
         execution_digest: digest of code, libraries, machine and micro-batch. In the file, its key
@@ -159,6 +158,14 @@ class Start:
             "state": self.state_digest,
             "generation": self.generation,
         }
+
+    @staticmethod
+    def of_nonce(nonce: str) -> Start:
+        """Return the mark of a process that continues a ledger that is not repeatable.
+
+        It is no start. It has the form of one, because starts are outside the hash chain.
+        """
+        return Start(execution_digest=nonce, step=0, state_digest="", generation="")
 
     @staticmethod
     def from_body(body: dict[str, Any]) -> Start:

@@ -87,6 +87,7 @@ class Tally:
           would repeat the noise for other sums, which this tally would not count.
 
     Attributes:
+        generation: name of the generation of the steps that this process takes; "" is the first.
         digest: digest of the chain of ledger lines after the last step.
         released: the steps that were released.
     """

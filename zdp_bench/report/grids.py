@@ -51,7 +51,7 @@ class GridLine:
     Attributes:
         baseline: Score of the trivial baseline; None if the table does not show the retained gain.
         runs: The runs, one for each seed and fold, by target ε (∞: without privacy). At each target
-            ε, only the seeds with the most folds are kept (`_runs_of_complete_seeds`).
+            ε, only the seeds with the most folds are kept (`_keep_seeds_with_most_folds`).
     """
 
     row: str
@@ -102,9 +102,8 @@ class GridLine:
     @property
     def privacy_unit(self) -> str:
         """Name of the unit that ε protects, such as 'patient'; empty without a private run."""
-        if not self.private_targets:
-            return ""
-        return self.privacy_by_target[self.private_targets[0]].epsilon_of
+        first_privacy = next(iter(self.privacy_by_target.values()), None)
+        return first_privacy.epsilon_of if first_privacy else ""
 
     def scores_by_seed(self, target: float) -> dict[int, float]:
         """Return the test metric by seed, averaged over the folds of each."""
@@ -170,7 +169,7 @@ def _group_runs(
     """Group runs by line, then by target ε."""
     runs_by_line: dict[LineKey, RunsByTarget] = {}
     for filling in fillings:
-        if filling.substitute:  # a data set; these tables show the recipes' own only
+        if filling.substitute:  # not the recipe's own data set, which is all that a table shows
             continue
         for run in filling.runs_of(all_records):
             # All private recipes of these tables set a target ε, so a run without one is not
@@ -194,10 +193,10 @@ def _make_lines(
         baseline = None
         if layout.get("retained_gain"):
             baseline = (rows[row] or {}).get("baseline")
-        complete_runs = {
-            target: _runs_of_complete_seeds(all_runs) for target, all_runs in by_target.items()
+        kept_runs = {
+            target: _keep_seeds_with_most_folds(all_runs) for target, all_runs in by_target.items()
         }
-        lines.append(GridLine(row, variant, baseline, complete_runs))
+        lines.append(GridLine(row, variant, baseline, kept_runs))
     variants = list(layout.get("variants") or ())
 
     def sort_key(line: GridLine) -> tuple[int, int, str]:
@@ -210,7 +209,7 @@ def _make_lines(
     return sorted(lines, key=sort_key)
 
 
-def _runs_of_complete_seeds(runs: Sequence[Record]) -> list[Record]:
+def _keep_seeds_with_most_folds(runs: Sequence[Record]) -> list[Record]:
     """Return the runs of the seeds that have the most runs, which are one per fold.
 
     The mean of another seed would mislead, because the fold that it lacks may be the hardest one.
@@ -243,8 +242,7 @@ def _cells_of(
     """Return the cells of a line by column; all lines of a table have the same columns."""
     cells = {"task": line.row}
     if has_variants:
-        # An algorithm gets its name, and other variants get spaces.
-        cells["variant"] = names.algorithm(line.variant or "")
+        cells["variant"] = names.variant(line.variant or "")
     cells["ε protects"] = line.privacy_unit
     if shows_units:
         cells["n"] = " or ".join(f"{units:,}" for units in line.unit_counts)
@@ -338,7 +336,7 @@ class Comparison:
         If all seeds have the same difference, there is no test: p is 1 if the difference is 0, and
         else NaN, so no difference is shown.
         """
-        return not math.isnan(self.test.p) and self.test.p < threshold
+        return self.test.p < threshold  # False for NaN
 
     def __str__(self) -> str:
         """'ε = 3: +0.5 [+0.1, +0.9] points, p < 0.001'."""
@@ -396,7 +394,11 @@ def _compare(line: GridLine, other: GridLine) -> list[Comparison]:
 
 
 def _note_epsilon_of_one_example(lines: Sequence[GridLine]) -> list[str]:
-    """State the ε of a single example where owners are the unit and have several examples."""
+    """State the ε of a single example where owners are the unit and have several examples.
+
+    It is larger than an owner's. Without the owner, the sum loses one share, of norm C at most.
+    Without one of the owner's examples, the share is another one, which may be 2C away.
+    """
     # ε at each target, such as "15.2, 6.21" -> the rows that share it
     rows_by_epsilons: dict[str, list[str]] = {}
     for line in lines:
@@ -426,8 +428,8 @@ def _note_incomplete_seeds(
     for line in lines:
         all_runs = runs_by_line[line.row, line.variant]
         for target in sorted(all_runs, reverse=True):
-            complete_seeds = {run.seed for run in line.runs[target]}
-            seeds = sorted({run.seed for run in all_runs[target]} - complete_seeds)
+            kept_seeds = {run.seed for run in line.runs[target]}
+            seeds = sorted({run.seed for run in all_runs[target]} - kept_seeds)
             if seeds:
                 name = line.row if line.variant is None else f"{line.row}, {line.variant}"
                 left_out.append(f"{name}, {_heading(target)}: seed {', '.join(map(str, seeds))}")

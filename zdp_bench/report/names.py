@@ -18,6 +18,6 @@ def words(label: str) -> str:
     return label.replace("_", " ")
 
 
-def algorithm(label: str) -> str:
-    """Return the name of an algorithm: 'DP-SGD' for 'dp_sgd'."""
+def variant(label: str) -> str:
+    """Return the name of a variant: 'DP-SGD' for the algorithm 'dp_sgd', otherwise its words."""
     return ALGORITHMS.get(label, words(label))

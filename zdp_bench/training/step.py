@@ -4,6 +4,9 @@ A SHARE is the clipped contribution of one example or, with `privacy.unit=patien
 step sums the shares block by block. A BLOCK is one tensor to which the mechanism adds noise. An
 algorithm that averages gradients has a block for each parameter, with its name.
 
+A process that resumes a run takes the steps since the last checkpoint again. With the same bits and
+the same noise, such a step is the same release: a REPEAT, which counts once.
+
 Privacy noise is added to the updates of a model in this module only.
 """
 
@@ -44,7 +47,7 @@ class Training:
             correlates the noise of its steps.
         ledger: counts the releases. On rank 0, it is a `Ledger`, which also writes them to disk.
         max_releases: largest number of releases that the budget allows; None without a budget. A
-            step makes one release, unless it exactly repeats an earlier step.
+            step makes one release, unless it is a repeat.
         ranks: processes that take each step together.
         captured_sums: CUDA graphs that sum shares, captured in the first steps.
         mechanisms: cache of `mechanism`, by the `requires_grad` of each of `parameters`.
@@ -97,7 +100,8 @@ def private_step(
             empty batch. If memory runs out, a `MicroBatches` is summed again in halved
             micro-batches; any other iterable raises the error.
         expected_batch_size: divisor of the noisy sum. It must not depend on the sampled batch.
-        weights_digest: see `Tally.append`.
+        weights_digest: in a federation, the digest of the weights from which the round of this
+            step starts; otherwise, "". See `Tally.append`.
 
     Formal guarantees:
         - The parameters change only through S + ξ, where S is the sum of the shares on all ranks.
@@ -107,38 +111,38 @@ def private_step(
 
     Raises:
         BudgetExceeded: the step would exceed `training.max_releases`. Nothing was drawn or changed.
-        UserError: there is not enough memory for one example, or memory ran out in a step that
-            repeats an earlier one.
+        UserError: there is not enough memory for one example, or memory ran out in a repeat.
         WeightsChangedError: the model or the loss changed a weight. The ledger counts the step,
             although nothing was released.
     """
     ledger, ranks = training.ledger, training.ranks
-    is_repeat = ledger.has_released(step, weights_digest)  # repeating a release costs nothing
+    is_repeat = ledger.has_released(step, weights_digest)
     max_releases = training.max_releases
     if max_releases is not None and ledger.releases >= max_releases and not is_repeat:
         raise BudgetExceeded
     algorithm, mechanism = training.algorithm, training.mechanism()
     ledger.append(step, weights_digest)  # before the sum and its noise exist
-    # If memory runs out, the sum below halves the size of micro-batches, for all later steps too.
-    size_before = micro_batches.size.examples if isinstance(micro_batches, MicroBatches) else None
+    # If memory runs out, the sum below halves this size, which all steps of the process share.
+    size = micro_batches.size if isinstance(micro_batches, MicroBatches) else None
+    size_before = size.examples if size else None
     local_sum = _sum_local_shares(training, mechanism, micro_batches)
-    if isinstance(micro_batches, MicroBatches):
-        was_halved = ranks.any(micro_batches.size.examples != size_before)
-        if was_halved:
-            # Smaller micro-batches round differently, so no later process may repeat this step.
-            ledger.revoke_starts(step)
-            if is_repeat:
-                # The same noise was released with another sum before. The difference of the two
-                # releases would have no noise.
-                raise _out_of_memory_in_repeat(step, micro_batches.size.examples)
-    is_secure = not training.noise.repeatable  # only secure noise is not
+    if size and ranks.any(size.examples != size_before):
+        # Smaller micro-batches round differently, so no later process may repeat this step.
+        ledger.revoke_starts(step)
+        if is_repeat:
+            # The same noise was released with another sum before. The difference of the two
+            # releases would have no noise.
+            smallest_size = -ranks.max(-size.examples)
+            raise _out_of_memory_in_repeat(step, smallest_size)
+    is_secure = not training.noise.repeatable  # secure noise cannot be drawn again
     if is_secure:  # its noise is added in float64; see `SecureNoise`
         local_sum = to_float64(local_sum)
-    # `add_noise` can also divide, which saves a pass over the sum, unless
-    # - `postprocess` does more than average,
-    # - the sums of other ranks, which are not divided, are still to be added, or
-    # - noise is secure: `make_release` rounds the noisy sum before it is divided.
-    is_divided_by_add_noise = algorithm.averages and ranks.size == 1 and not is_secure
+    # `add_noise` can return the mean at once, which saves a pass over the sum.
+    is_divided_by_add_noise = (
+        algorithm.averages  # `postprocess` would only divide
+        and ranks.size == 1  # no undivided sums of other ranks are still to be added
+        and not is_secure  # `make_release` rounds the noisy sum before it is divided
+    )
     factor = 1 / expected_batch_size if is_divided_by_add_noise else 1.0
     if ranks.is_first:  # ξ is added once; the all-reduce adds the sums of the other ranks
         summand = add_noise(local_sum, mechanism, training.noise, step, factor)
@@ -196,7 +200,7 @@ def _sum_local_shares(
         require_unchanged(training.parameters, versions)
         raise
     require_unchanged(training.parameters, versions)
-    # `sum_shares` counts the examples of this rank only, so its sum may be in float32.
+    # `sum_shares` goes by the examples of this rank alone, so its sum may still be in float32.
     return to_float64(local_sum) if needs_float64 else local_sum
 
 

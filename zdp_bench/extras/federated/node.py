@@ -56,9 +56,9 @@ SEE_LOG = "it cannot answer; the reason is in its own log"
 # Values of a `prepare` message. `entries` and `digest` are the last position of the ledger that the
 # server knows: the number of releases and the chain's digest. All messages use these names.
 PREPARE_VALUES = {"run": str, "rounds": int, "entries": int, "digest": str}
-# In the ledger, every process of a node starts at step 0 with this text as its state digest: a node
-# is sent new weights in each round, and their digest is in the line of each step. So a process with
-# the same code and machine continues the generation.
+# The state digest of every start in a node's ledger. A node may start from any weights, because the
+# line of each step states those of its round. So a process with the same code and machine continues
+# the generation, from step 0 on.
 ANY_WEIGHTS = "the weights it is sent"
 RUN_DIGEST = re.compile(r"[0-9a-f]{64}")  # names the run's folder, so nothing else is accepted
 MAX_ROUNDS = 1_000_000  # a server that requests more would only keep a node busy
@@ -207,8 +207,9 @@ class Node:
             `mechanism`, `micro_batch_size`, `reserved` and `max_releases`.
         reserved: upper bound on this run's releases. The site's other runs count all of them, taken
             or not.
-        first_repeatable: the first round that this process may take. Earlier ones began with larger
-            micro-batches, so a repeat would add the same noise to a sum that is rounded otherwise.
+        first_allowed_round: the first round that this process may take. Earlier ones began with
+            larger micro-batches, so a repeat would add the same noise to a sum that is rounded
+            otherwise.
     """
 
     def __init__(self, site: Site, number: int) -> None:
@@ -251,9 +252,8 @@ class Node:
             rounds: the number of rounds in the server's plan.
             known_position: the last position of the ledger that the server knows. A ledger that
                 has not reached it is rejected. If None, the node may start a new ledger.
-            reserved: what another process reserved when it answered the same `prepare` message. The
-                ledger may have new steps since, with which this process would compute a larger
-                number. Default: this process answers the message.
+            reserved: what another process reserved when it answered this message first. Default: an
+                upper bound, from the ledger as it is before the first round.
 
         Returns:
             the ledger's position (see `report_position`), and the mechanism's digest.
@@ -269,7 +269,7 @@ class Node:
         site.check(self.setup)
         self.mechanism = self.setup.mechanism
         self.micro_batch_size = self.setup.micro_batch_size()
-        self.first_repeatable = 0
+        self.first_allowed_round = 0
         # With `federated.patients=own`, only the site knows the digest of its data, so nobody else
         # can compute its noise.
         key_parts = f"{foreign_code(site.config.plugins)}:node {self.number}:{site.data.digest}"
@@ -300,9 +300,9 @@ class Node:
                 "its own log"
             ) from error
         try:
-            # An upper bound, reached if every step of the plan is taken anew.
-            most_releases = ledger.releases + self.setup.plan.steps
-            self.reserved = reserved or most_releases
+            if reserved is None:  # an upper bound, reached if every step is taken anew
+                reserved = ledger.releases + self.setup.plan.steps
+            self.reserved = reserved
             if self.is_split:
                 self.max_releases = self.setup.affordable_releases(self.reserved)
             else:
@@ -370,9 +370,7 @@ class Node:
                 taken = replace(planned, steps=steps)
                 return compose_epsilon([*spent_before, taken], config.privacy.delta)
 
-            # ε rises with the number of steps, so the numbers 1, 2, ... within the budget come
-            # first, and how many there are is the largest of them.
-            return bisect_right(range(1, planned_releases + 1), budget, key=epsilon_after)
+            return _largest_within(budget, planned_releases, epsilon_after)
         except ValueError as error:
             raise UserError(
                 f"privacy.max_epsilon={budget:g}: {error}, so this site's total ε is "
@@ -407,10 +405,10 @@ class Node:
                 was taken first. The server then asks it to join again.
             WeightsChangedError: the model or the loss changed a weight.
         """
-        if self.ledger is None or round_ < self.first_repeatable:
+        if self.ledger is None or round_ < self.first_allowed_round:
             raise RefusalError(MUST_JOIN_AGAIN)
         setup = self.setup
-        size_before = self.micro_batch_size.examples
+        size_before = self.micro_batch_size.examples  # `private_step` halves it if memory runs out
         parameters = trainable(setup.model)
         with torch.no_grad():
             for name, parameter in parameters.items():
@@ -436,10 +434,15 @@ class Node:
                     batches, divisor = setup.draw(key, step, self.micro_batch_size)
                     private_step(training, step, batches, divisor, weights_digest)
         finally:
-            if self.micro_batch_size.examples != size_before:  # halved, because memory ran out
-                self.first_repeatable = round_ + 1
+            if self.micro_batch_size.examples != size_before:
+                self.first_allowed_round = round_ + 1
         values = self.report_position() | {"round": round_}
         return values, optimizer.sums
+
+
+def _largest_within(budget: float, max_steps: int, epsilon_after: Callable[[int], float]) -> int:
+    """Return the largest number of steps, up to `max_steps`, within a budget; 0 if none is."""
+    return bisect_right(range(1, max_steps + 1), budget, key=epsilon_after)  # ε rises with steps
 
 
 # ------------------------------------------------------------------------------------ its ClientApp

@@ -161,7 +161,7 @@ def draw_ours(name: str, folder: Path) -> Figure:
         for metric, values in zip(metrics, points["values"], strict=True)
     ]
     points["y"] = [metric.axis for metric in metrics]
-    points["curve"] = points["variant"].map(names.algorithm)
+    points["curve"] = points["variant"].map(names.variant)
     points["panel"] = points["row"]
     return drawing.draw_panels(points, "tight ε", log=True)
 

@@ -216,7 +216,7 @@ def _cells(run: Record, line: dict[Any, Any], title: str) -> dict[str, Any]:
     cells |= {
         "name": title,
         "what": names.words(" on ".join(filter(None, (line["model"], line["dataset"])))),
-        "algorithm": names.algorithm(line["algorithm"] or ""),
+        "algorithm": names.variant(line["algorithm"] or ""),
         "dataset": names.words(line["dataset"]),
         "model": names.words(line["model"] or ""),
         "paper": run.claims.table or OWN,
