@@ -157,6 +157,22 @@ def test_a_case_is_written_once_it_is_measured(measured: Any, tmp_path: Path) ->
     assert list(tables.read(tables.paths_of("library", False, tmp_path)[1]).case) == [ROW["case"]]
 
 
+@pytest.mark.parametrize("content", [b"", b"case,side\n", b"\xff\xfe", b'case,device\n"a'])
+def test_a_damaged_table_is_refused_before_anything_is_measured(
+    measured: Any, tmp_path: Path, content: bytes
+) -> None:
+    """The first measurement was lost, after minutes."""
+    measured([])
+    cases = iter([[ROW]])
+    tables.TABLES["library"] = lambda quick: cases
+    _, numbers = tables.paths_of("library", False, tmp_path)
+    numbers.parent.mkdir()
+    numbers.write_bytes(content)
+    with pytest.raises(UserError, match=r"bench_library\.csv: "):
+        list(tables.run("library", False, 2, tmp_path))
+    assert list(cases) == [[ROW]]
+
+
 def test_what_another_machine_measured_stays_beside_it(measured: Any) -> None:
     times = iter(map(float, range(1, 99)))
     for on in ("cpu (one)", "cpu (other)", "cpu (other)"):

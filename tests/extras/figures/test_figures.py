@@ -1,6 +1,7 @@
 """Figures: the papers', by name and the same file each time, and those of runs of your own."""
 
 import math
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,8 @@ def test_reconstructions_are_of_one_data_set_network_by_network(tmp_path: Path) 
         (tmp_path / "runs" / recipe).symlink_to(TABLES.parent / "runs" / recipe)
     runs = choose_runs(records.read_all(tmp_path), tmp_path)
     assert [run.recipe for run in runs] == pairs
+    own = [replace(run, data=replace(run.data, provenance="own")) for run in runs]
+    assert choose_runs([*own, *runs], tmp_path) == runs, "a plug-in's own data come last"
     titles = [axes.get_title("center") for axes in figures.draw("reconstructions", tmp_path).axes]
     assert titles[:2] == ["reference", "zero-filled\nSSIM 0.601"]
     assert titles[3] == "unet\nprivate\nbatch 1\ntight ε 0.485\nSSIM 0.599"
@@ -123,6 +126,10 @@ def test_a_damaged_slice_is_one_sentence(tmp_path: Path, content: bytes) -> None
     np.savez(path, **images | {"reference": np.zeros(3)})  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"example\.npz: has images of several shapes"):
         read_example(path)
+    for image in (np.full((4, 5), "text"), np.zeros((0, 5))):
+        np.savez(path, **dict.fromkeys(images, image))  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=r"example\.npz: has images without numbers"):
+            read_example(path)
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"example\.npz: cannot be read"):
         read_example(path)
@@ -136,6 +143,37 @@ def test_a_damaged_table_is_one_sentence(tmp_path: Path, name: str, content: byt
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"\.csv: is damaged\. Write it again with `zdp-bench"):
         figures.draw(name, tmp_path)
+
+
+OURS_COLUMNS = "row,variant,metric,target_epsilon,retained_gain,values"
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("epsilon", ["paper,printed,tight", "deepee_2021,>3,inf"]),
+        ("cost", [OURS_COLUMNS, "MNIST,,accuracy,inf,1,0.9"]),  # the non-private run
+        ("cost", [OURS_COLUMNS, "MNIST,,accuracy,3,,0.9"]),  # the private run
+        ("complex", [OURS_COLUMNS]),
+        ("complex", [OURS_COLUMNS, "PhaseMNIST,,accuracy,3,,"]),
+        ("complex", [OURS_COLUMNS, "PhaseMNIST,,accuracy,3,,nan"]),
+    ],
+)
+def test_a_table_with_nothing_to_draw_is_one_sentence(
+    tmp_path: Path, name: str, lines: list[str]
+) -> None:
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / f"{name}.csv").write_text("\n".join([*lines, ""]))
+    with pytest.raises(UserError, match=f"^{name}: its table has nothing to draw"):
+        figures.draw(name, tmp_path)
+
+
+def test_a_number_that_is_none_is_damage(tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    table = f"{OURS_COLUMNS}\nPhaseMNIST,,accuracy,three,,0.9\n"
+    (tmp_path / "tables" / "complex.csv").write_text(table)
+    with pytest.raises(UserError, match=r"complex\.csv: is damaged\. Write it again"):
+        figures.draw("complex", tmp_path)
 
 
 # ------------------------------------------------------------------------------- a paper's curves

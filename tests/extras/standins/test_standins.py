@@ -26,6 +26,13 @@ def test_a_stand_in_is_written_once_and_read_as_its_release(name: str, tmp_path:
     assert dataset(name, **options).info(tmp_path).found
 
 
+@pytest.mark.parametrize("name", ["msd_synthetic", "msd_volumes_synthetic"])
+@pytest.mark.parametrize("task", ["spleen", "brain"])
+def test_an_abdomen_is_of_the_task_that_is_asked_for(name: str, task: str, tmp_path: Path) -> None:
+    """Only files of the liver task were written."""
+    assert len(dataset(name, **STAND_INS[name], task=task).load(tmp_path).train)
+
+
 def _differ(splits: Splits, measure: Any) -> float:
     """Return how far the classes' means of a measure lie apart, in its deviations."""
     inputs, targets = splits.test.batch(torch.arange(len(splits.test)))

@@ -30,6 +30,7 @@ from zdp_bench.extras.bench.measure import by_turns, hold_memory, peak_memory, r
 from zdp_bench.extras.bench.startup import startup
 from zdp_bench.extras.bench.steps import SIDES
 from zdp_bench.extras.bench.workload import Step, Workload, as_real, device
+from zdp_bench.foreign_files import expect, reading
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.memory_format import channels_last
 from zdp_bench.report import papers
@@ -302,9 +303,11 @@ def run(
     """
     torch.set_num_threads(threads)
     facts = environment(threads) | {"allocator": "held" if hold_memory() else "as malloc likes"}
+    paths = paths_of(table, quick, results)
+    read(paths[1])  # a damaged file must not lose what was measured
     for rows in TABLES[table](quick):
         case_rows = [{**row, **facts} for row in rows]
-        _write(table, paths_of(table, quick, results), case_rows)
+        _write(table, paths, case_rows)
         yield case_rows
 
 
@@ -338,9 +341,13 @@ def _write(
 
 def read(path: Path) -> pd.DataFrame:
     """Return the rows in a CSV file of `run`, empty if there is no such file."""
+    keys = ["case", "side", "device", "threads"]
     if not path.exists():
-        return pd.DataFrame([], columns=["case", "side", "device", "threads"])
-    return pd.read_csv(path, dtype={"threads": str})
+        return pd.DataFrame([], columns=keys)
+    with reading(path):
+        rows = pd.read_csv(path, dtype={"threads": str})
+        expect({*keys} <= {*rows.columns}, "lacks columns of a table of the bench; delete it")
+    return rows
 
 
 def cells(row: Row) -> list[str]:

@@ -55,6 +55,7 @@ def read_table(
     folder: Path,
     command: str,
     columns: Collection[str],
+    numbers: Collection[str] = (),
 ) -> pd.DataFrame:
     """Return a CSV file in `results/tables` as text, with `values` as lists of numbers.
 
@@ -63,6 +64,7 @@ def read_table(
         folder: the results folder.
         command: the command that creates the file, for the error message.
         columns: columns that the file must have.
+        numbers: other columns, which are read as numbers; NaN for an empty field.
 
     Raises:
         UserError: there is no such file, or it is damaged.
@@ -74,36 +76,53 @@ def read_table(
         table = pd.read_csv(path, keep_default_na=False, dtype=str)
         if "values" in table:
             table["values"] = [list(map(float, words.split())) for words in table["values"]]
+        table[[*numbers]] = table[[*numbers]].apply(pd.to_numeric)
         is_whole = set(columns) <= {*table.columns}
-    except ValueError:  # of pandas or float
+    except (ValueError, KeyError):  # of pandas or float
         is_whole = False
     if not is_whole:
         raise UserError(f"{path}: is damaged. Write it again with `{command} --results {folder}`.")
     return table
 
 
+def select(points: pd.DataFrame, is_drawn: pd.Series, name: str) -> pd.DataFrame:
+    """Return the points that a figure draws; reject a figure without any."""
+    if not is_drawn.any():
+        raise UserError(
+            f"{name}: its table has nothing to draw; carry out more of its runs, private and "
+            "non-private, and write it again with `zdp-bench table`."
+        )
+    return points[is_drawn].copy()
+
+
+def has_number(points: pd.DataFrame) -> pd.Series:
+    """Return for each point whether any of its values is finite."""
+    return points["values"].map(lambda values: any(map(math.isfinite, values))).astype(bool)
+
+
 def draw_paper(name: str, folder: Path) -> Figure:
     """Draw the curves of PAPER/figN that were run, and the numbers that the paper prints."""
-    columns = ("panel", "label", "differs", "metric", "paper", "variant", "on", "n", "status", "x")
-    points = read_table(name, folder, f"zdp-bench table {name} --write", columns)
-    points = points[points["x"] != ""].copy()
+    columns = ("panel", "label", "differs", "metric", "paper", "variant", "on", "status", "values")
+    numbers = ("x", "epsilon_claimed", "epsilon_tight")
+    command = f"zdp-bench table {name} --write"
+    points = read_table(name, folder, command, columns, numbers)
+    points = select(points, points["x"].notna(), name)
     if not (points["status"] == "as published").any():
         raise UserError(
             f"{name}: none of the paper's curves was run as published, so there is no figure. "
             f"`zdp-bench table {name}` shows what was run, and how it differs."
         )
-    points["x"] = points["x"].astype(float)
     points["curve"] = _label_curves(points)
     points["y"] = describe(points["metric"].iloc[0]).axis
     points["printed"] = pd.to_numeric(points["paper"], errors="coerce")  # NaN for text like '>45'
     # Rows with a variant or on other data are ours; the paper's numbers belong to its own rows.
     is_ours = points["variant"] + points["on"] != ""
     points.loc[is_ours, "printed"] = math.nan
-    has_runs = points["n"] != "0"
+    has_runs = has_number(points)
     curves = [points["panel"], points["label"]]
     was_run = has_runs.groupby(curves).transform("any")
     has_value = has_runs | points["printed"].notna()
-    points = points[was_run & has_value]
+    points = select(points, was_run & has_value, name)
     panels = []
     for panel in panels_of(list(points["panel"])):
         is_part = points["panel"].map(panel.endswith)
@@ -123,7 +142,7 @@ def _label_curves(points: pd.DataFrame) -> pd.Series:
     It states how the runs differ from the paper, and whether their tight ε is ∞ although the
     claimed ε is finite.
     """
-    epsilons = points[["epsilon_claimed", "epsilon_tight"]].apply(pd.to_numeric)
+    epsilons = points[["epsilon_claimed", "epsilon_tight"]]
     smallest = epsilons.groupby([points["label"], points["differs"]]).transform("min")
     is_finite = smallest["epsilon_claimed"] < math.inf
     is_unbounded = is_finite & (smallest["epsilon_tight"] == math.inf)
@@ -148,13 +167,15 @@ def panels_of(parts: Sequence[str]) -> list[str]:
 
 def draw_ours(name: str, folder: Path) -> Figure:
     """Draw one of our tables: the gain that each row retains, or a panel for each row against ε."""
-    columns = ("row", "variant", "metric", "target_epsilon", "retained_gain", "values")
-    points = read_table(name, folder, f"zdp-bench table {name} --write", columns)
-    points["x"] = points["target_epsilon"].astype(float)
+    columns = ("row", "variant", "metric", "values")
+    numbers = ("target_epsilon", "retained_gain")
+    points = read_table(name, folder, f"zdp-bench table {name} --write", columns, numbers)
+    points["x"] = points["target_epsilon"]
     layout = papers.ours()[name]
     if layout.get("retained_gain"):
-        has_gain = points["retained_gain"] != ""
-        return draw_retained_gains(points[(points["x"] < math.inf) & has_gain], layout["title"])
+        has_gain = (points["x"] < math.inf) & points["retained_gain"].notna()
+        return draw_retained_gains(select(points, has_gain, name), layout["title"])
+    points = select(points, has_number(points) & points["x"].notna(), name)
     metrics = points["metric"].map(describe)
     points["values"] = [
         [metric.scale * value for value in values]
@@ -172,8 +193,7 @@ def draw_retained_gains(points: pd.DataFrame, title: str) -> Figure:
     Rows that retain less than half at every ε are in a separate panel, so that the other rows use
     the whole width of theirs.
     """
-    percent = 100 * points["retained_gain"].astype(float)
-    points = points.assign(retained_gain=percent)
+    points = points.assign(retained_gain=100 * points["retained_gain"])
     retains_half = points.groupby("row")["retained_gain"].transform("max") >= HALF
     panels = [panel for panel in (points[retains_half], points[~retains_half]) if len(panel)]
     heights = [panel["row"].nunique() + 1 for panel in panels]
@@ -228,7 +248,7 @@ def draw_epsilon(name: str, folder: Path) -> Figure:
     for column in ("printed", "tight"):
         claims[column] = pd.to_numeric(claims[column], errors="coerce")
     is_finite = claims["tight"].between(0, math.inf, "neither")
-    finite = claims[is_finite & (claims["printed"] > 0)]
+    finite = select(claims, is_finite & claims["printed"].between(0, math.inf, "neither"), name)
     figure = Figure(figsize=(drawing.WIDTH, 0.75 * drawing.WIDTH))
     axes = figure.subplots()
     titles = papers.titles()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from zdp_bench import records
+from zdp_bench.data import Provenance
 from zdp_bench.errors import UserError
 from zdp_bench.extras.figures.drawing import WIDTH
 from zdp_bench.foreign_files import expect, reading
@@ -18,7 +20,7 @@ from zdp_bench.report.papers import recipes_of
 
 TABLE = "zeta_dp_2021/5"
 ROWS = ("mri_nonprivate", "mri_private")
-BEST_FIRST = ("official", "derived", "synthetic")
+BEST_FIRST = get_args(Provenance)
 
 
 def draw_reconstructions(name: str, results: Path) -> Figure:
@@ -128,6 +130,8 @@ def read_example(path: Path) -> dict[str, np.ndarray]:
         images = {name: arrays[name] for name in ("reference", "zero_filled", "reconstruction")}
         shapes = {image.shape for image in images.values()}
         expect(len(shapes) == 1 and len(shapes.pop()) == 2, "has images of several shapes")
+        are_numbers = all(image.size and image.dtype.kind == "f" for image in images.values())
+        expect(are_numbers, "has images without numbers")
     return images
 
 

@@ -81,7 +81,7 @@ class Ham10000Synthetic(StandIn, Ham10000):
             noise = rng.normal(0, 5, shades.shape)
             pixels = (shades + noise).clip(0, 255)
             _save(pixels, folder / LESIONS / LESION_PARTS[number % 2] / f"{image}.jpg")
-        (folder / LESIONS / METADATA).write_text("\n".join(rows) + "\n")
+        (folder / LESIONS / METADATA).write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
 def _draw_blobs_of(seed: list[int], is_ill: bool) -> np.ndarray:

@@ -202,9 +202,10 @@ class MriSequencesSynthetic(StandIn, MriSequences):
 
 
 class Abdomens(StandIn):
-    """Blobs as labelled volumes, in the layout of the decathlon's liver task."""
+    """Blobs as labelled volumes, in the layout of a task of the decathlon."""
 
-    drawn: ClassVar[tuple[str, ...]] = ("volumes", "seed")
+    drawn: ClassVar[tuple[str, ...]] = ("task", "volumes", "seed")
+    task: str
     volumes: int
     seed: int
 
@@ -212,7 +213,7 @@ class Abdomens(StandIn):
         for number in range(self.volumes):
             random = np.random.default_rng([self.seed, number])
             image, labels = draw_abdomen(random)
-            home, name = folder / TASKS["liver"][0], f"liver_{number}"
+            home, name = folder / TASKS[self.task][0], f"{self.task}_{number}"
             _write(home / "imagesTr" / name, image, number)
             _write(home / "labelsTr" / name, labels, number)
 
