@@ -5,11 +5,12 @@ import os
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from zdp_bench import caches
+from zdp_bench import caches, cli, disk
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.privacy.memory import call_cached
 
@@ -83,3 +84,24 @@ def test_the_folder_is_closed_to_others(root: Path) -> None:
     caches.cache_folder("rows")
     os.umask(before)
     assert root.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_whole_cache_is_counted_and_deleted(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What killed processes left, which can be gigabytes, was neither."""
+    (root / "arrays").mkdir()
+    (root / "arrays" / ".a.npy.0123.partial").write_bytes(bytes(2_000_000))
+    with pytest.raises(SystemExit):
+        cli.main(["data", "cache", "--delete"])
+    assert "0.002 GB deleted" in capsys.readouterr().out
+    assert not [path for path in root.rglob("*") if path.is_file()]
+
+
+def test_ctrl_c_in_a_write_leaves_no_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "rename", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        disk.write_bytes(tmp_path / "a", b"a")
+    assert not list(tmp_path.iterdir())

@@ -1,5 +1,6 @@
 """Files of strangers are read within limits, or refused at once and in one sentence."""
 
+import errno
 import json
 import os
 import socket
@@ -22,6 +23,7 @@ from zdp_bench.foreign_files import (
     read_json,
     read_text,
     read_yaml,
+    reading,
 )
 
 LEVELS = "abcdefghi"
@@ -43,6 +45,12 @@ HOSTILE = {
     "large": "#" * (MAX_TEXT + 1),
     "twice": "seed: 1\nmodel: {a: 1, a: 2}\n",
     "object": "a: !!python/object/apply:os.system [id]",
+    **{
+        f"tag {tag}": f"a: !!{tag} '{text}'"
+        for tag, text in (("bool", "maybe"), ("timestamp", "x"), ("int", ""), ("float", ""))
+    },
+    "no character": r'a: "\UFFFFFFFF"',
+    "sexagesimal": f"a: 1{':00' * 3000}.0",
     "date": "a: [2024-01-01]",
     "key of bytes": "? !!binary YQ==\n: 1\n",
     "key of a list": "? [1]\n: 1\n",
@@ -189,3 +197,22 @@ def test_what_is_taken_matches_fast(pattern: str, text: str) -> None:
     compiled.search(text + "!")
     compiled.fullmatch(text + "!")
     assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (MemoryError("Unable to allocate 3 GiB"), "MemoryError: Unable to allocate 3 GiB"),
+        (PermissionError(errno.EACCES, "Permission denied"), "Permission denied"),
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+    ],
+)
+def test_what_the_system_refuses_is_not_the_files_fault(
+    tmp_path: Path, error: Exception, says: str
+) -> None:
+    """Users were told that an intact file was damaged."""
+    path = tmp_path / "a.npz"
+    path.touch()
+    with pytest.raises(UserError) as told, reading(path):
+        raise error
+    assert str(told.value) == f"{path}: cannot be read ({says})."

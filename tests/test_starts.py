@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hydra.core.config_store import ConfigStore
 
-from tests.drivers import start
+from tests.drivers import python, start
 from tests.test_cli import run as command
 from zdp_bench import cli, registry
 from zdp_bench.cli.commands.new import KINDS, write_template
@@ -119,6 +119,15 @@ def install(site: Path, source: str) -> Path:
     )
     (site / "zdp_mine.py").write_text(source)
     return site / "zdp_mine.py"
+
+
+def test_a_template_is_written_in_any_locale(tmp_path: Path) -> None:
+    """In others than UTF-8, an empty module was left, and a traceback shown."""
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    python("-m", "zdp_bench", "new", "algorithm", "foo", at=tmp_path, **locale)
+    written = (tmp_path / "zdp_foo" / "zdp_foo.py").read_bytes()
+    write_template("algorithm", "foo", tmp_path / "here")
+    assert written == (tmp_path / "here" / "zdp_foo" / "zdp_foo.py").read_bytes()
 
 
 def test_names_that_cannot_be_are_refused(tmp_path: Path) -> None:

@@ -52,11 +52,11 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
             file.flush()
             os.fsync(file.fileno())
         rename(partial, path)
-    except OSError as error:
+    except BaseException as error:  # also Ctrl-C
         with suppress(OSError):
             partial.unlink()
-        if error.errno and not error.filename:  # the error of a full disk names no file
-            error.filename = str(path)
+        if isinstance(error, OSError) and error.errno and not error.filename:
+            error.filename = str(path)  # the error of a full disk names no file
         raise
 
 

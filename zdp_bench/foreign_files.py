@@ -73,7 +73,8 @@ def reading(path: Path, max_bytes: int | None = None) -> Iterator[None]:
         max_bytes: maximum size of the file, checked before anything is read. Default: no limit.
 
     Raises:
-        UserError: The file is missing, too large or damaged, or an `expect` inside the block fails.
+        UserError: The file is missing, too large or damaged, or an `expect` inside the block fails;
+            or the system refuses it or the memory for it, which is not the file's fault.
     """
     try:
         expect(path.is_file(), "is missing or not a file")
@@ -86,10 +87,11 @@ def reading(path: Path, max_bytes: int | None = None) -> Iterator[None]:
     except (UserError, ImportError):
         raise
     except Exception as error:
-        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {in_one_line(error)}"
-        raise UserError(
-            f"{path}: cannot be read ({why}); it is truncated, damaged or of another kind."
-        ) from None
+        refusal = getattr(error, "strerror", None)  # the system's, such as "Permission denied"
+        is_refused = refusal or isinstance(error, MemoryError)
+        diagnosis = "" if is_refused else "; it is truncated, damaged or of another kind"
+        why = refusal or f"{type(error).__name__}: {in_one_line(error)}"
+        raise UserError(f"{path}: cannot be read ({why}){diagnosis}.") from None
 
 
 def expect(holds: bool, otherwise: str) -> None:
@@ -246,7 +248,7 @@ def parse_yaml(
         where = f" in line {mark.line + 1}" if mark else ""
         reason = " ".join(str(error.problem or error.context).split())[:300]
         raise UserError(f"{source}: is not valid YAML{where}: {reason}.") from None
-    except (yaml.YAMLError, ValueError, TypeError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
         raise UserError(f"{source}: is not valid YAML: {first_line(error)}") from None
     _check_plain(content, source)
     return content
@@ -312,7 +314,10 @@ def _check_events(
     source: str,
     max_nodes: int,
 ) -> None:
-    """Reject excessive length, nesting and recursive aliases, before nodes are built."""
+    """Reject excessive length, nesting, recursive aliases and tags, before nodes are built.
+
+    On a value that does not fit its tag, PyYAML may raise any error.
+    """
     enclosing: list[str | None] = []  # anchors of the collections that are open
     for number, event in enumerate(events):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -321,6 +326,8 @@ def _check_events(
             enclosing.pop()
         elif isinstance(event, yaml.AliasEvent) and event.anchor in enclosing:
             raise UserError(f"{source}: '{event.anchor}' contains itself.")
+        if tag := getattr(event, "tag", None):
+            raise UserError(f"{source}: has the tag '{tag}', which is not supported; remove it.")
         if len(enclosing) > MAX_DEPTH:
             raise _too_deep(source)
         if number > 2 * max_nodes:  # a collection has two events, its start and its end

@@ -185,7 +185,7 @@ def _require_whole_cache(options: argparse.Namespace) -> None:
 
 
 def _show_cache(delete: bool) -> int:
-    """Print the number and size of the cached arrays of each kind; delete them if `delete`.
+    """Print the number and size of the cached files of each kind; delete them if `delete`.
 
     A run that has memory-mapped a deleted array keeps it until it ends.
     """
@@ -193,13 +193,13 @@ def _show_cache(delete: bool) -> int:
 
     root, total = cache_root(), 0
     for folder in sorted(path for path in root.glob("*") if path.is_dir()):
-        arrays = list(folder.glob("*.npy"))
-        size = sum(path.stat().st_size for path in arrays)
+        files = [path for path in folder.iterdir() if path.is_file()]
+        size = sum(path.stat().st_size for path in files)
         total += size
-        if arrays:
-            print(f"{folder.name}: {len(arrays):,} arrays, {size / 1e9:.3f} GB")
+        if files:
+            print(f"{folder.name}: {len(files):,} files, {size / 1e9:.3f} GB")
         if delete:
-            for path in arrays:
+            for path in files:
                 path.unlink(missing_ok=True)
     print(f"{root}: {total / 1e9:.3f} GB {'deleted' if delete else 'in all'}")
     return 0

@@ -46,6 +46,7 @@ def write_template(kind: str, name: str, folder: Path) -> list[Path]:
     """
     from zdp_bench import assets
     from zdp_bench.config.words import NOT_NAMES
+    from zdp_bench.disk import write_bytes
     from zdp_bench.registry import names
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
@@ -64,6 +65,6 @@ def write_template(kind: str, name: str, folder: Path) -> list[Path]:
         if path.exists():
             raise UserError(f"{path}: exists already; move it away, or choose another name.")
     for path, template in templates.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text((_TEMPLATES / template).read_text(encoding="utf-8").replace("NAME", name))
+        content = (_TEMPLATES / template).read_bytes()
+        write_bytes(path, content.replace(b"NAME", name.encode()))
     return list(templates)
