@@ -25,8 +25,9 @@ from tests.drivers import ROOT, python, start
 from tests.test_records import record, save
 from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS, GROUPS
-from zdp_bench.cli.parser import build_parser, list_keys
+from zdp_bench.cli.parser import build_parser, list_keys, parse_arguments
 from zdp_bench.config.plugins import list_all_keys
+from zdp_bench.errors import UserError
 
 TINY = ["trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]", "threads=1"]
 TINY += ["accountant=gdp_clt"]  # the quickest
@@ -176,6 +177,12 @@ MISTAKES = [
     ("run recipe=quickstart -m seed=1,2 hydra.launcher._target_=a.b", "choose what runs by name"),
     ("run recipe=quickstart -m seed=range(1,0)", "this sweep has no jobs"),
     ("run recipe=quickstart paths.results=", "paths.results=: "),
+    ("reproduce cost --plan paths.results=", "paths.results=: "),
+    ("reproduce cost --plan paths.results=null", "paths.results=null: "),
+    ("reproduce cost --plan paths.results=[a]", "paths.results=['a']: "),
+    ("data check recipe=quickstart recipe=phasemnist", "recipe=quickstart and recipe=phasemnist"),
+    ("run recipe=mri_recon_by_patient dataset.axis=1 paths.data=a.b", "mri_recon_by_patient data"),
+    ("results --results=~no_such_person/runs", "there is no such home folder"),
 ]
 
 
@@ -412,6 +419,53 @@ def test_a_secret_of_the_environment_is_in_no_sentence(
     said = leave([*RUN, f"{key}=${{oc.env:SECRET}}"], capsys)
     assert "hunter2" not in said
     assert "${oc.env:SECRET}" in said
+
+
+@pytest.mark.parametrize("words", [["data", "check"], ["run"]], ids=" ".join)
+def test_a_secret_is_hidden_in_each_place_and_with_its_line_breaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    monkeypatch.setenv("SECRET", "hun\nter2")
+    said = leave([*words, "seed=${oc.env:SECRET}", "recipe=quickstart"], capsys)
+    assert "ter2" not in said
+    assert "seed=${oc.env:SECRET}" in said
+
+
+def test_a_reference_in_the_results_folder_is_resolved_by_reproduce(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its runs went to the folder, and its tables to one named `${oc.env:AWAY}`."""
+    monkeypatch.setenv("AWAY", "pyproject.toml")
+    words = ["reproduce", "cost", "--plan", "paths.results=${oc.env:AWAY}/x"]
+    assert "/x: Not a directory" in leave(words, capsys)
+
+
+def test_a_home_folder_is_found_after_an_equals_sign(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert parse_arguments(["results", "--results=~/a"]).results == tmp_path / "a"
+    assert parse_arguments(["figure", "--out=~/a.png"]).out == tmp_path / "a.png"
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_failure_without_a_reader_is_no_success(
+    stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`zdp-bench verify MODEL | head -1` passed in a script with pipefail."""
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    def write_much(_: object) -> int:
+        print("a line\n" * 10_000)
+        raise UserError("is wrong")
+
+    monkeypatch.setattr(COMMANDS["list"], "run", write_much)
+    with open(writer, "w", buffering=1) as broken, monkeypatch.context() as patch:
+        patch.setattr(sys, stream, broken)
+        with pytest.raises(SystemExit) as left:
+            cli.main(["list"])
+    assert left.value.code == {"stdout": 141, "stderr": 2}[stream]
 
 
 @pytest.mark.parametrize(

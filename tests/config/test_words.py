@@ -32,6 +32,7 @@ MISTAKES = [
     ("algorithm=zeta_dp_sdg", "algorithm 'zeta_dp_sdg'...Did you mean 'zeta_dp_sgd'"),
     ("algorithm.noise_multiplyer=1", "'algorithm.noise_multiplyer'...'algorithm.noise_multiplier'"),
     ("sed=1", "'sed'...'seed'"),
+    ("+launcher.n=1", "+launcher.n=1: has no effect here"),
     ("+trainer.epoch=1", "'trainer.epoch'...'trainer.epochs'"),
     ("+model.widths=[3]", "key 'model.widths' is not known...model.hidden"),
     ("optimizer.learning_rate=1", "optimizer.learning_rate...Did you mean 'optimizer.lr'"),
@@ -133,6 +134,7 @@ def test_what_is_quoted_stays_on_one_line_and_is_cut() -> None:
 
 # (a word, the same word as it is read: with what is text in quotes)
 TEXTS = [
+    ("name=choice(1,2)", "name=choice(1,2)"),
     *(
         ("name=2024_11", 'name="2024_11"'),
         ("notes=1.50", 'notes="1.50"'),

@@ -196,13 +196,15 @@ def test_smoke_makes_the_first_job_of_a_recipe_once(small: Path) -> None:
     assert made == [(("optimizer.lr=0.1",), (1,))]
 
 
-@pytest.mark.parametrize("recipe", ["msd_hippocampus_voxels", "msd_hippocampus_private"])
+@pytest.mark.parametrize(
+    "recipe", ["msd_hippocampus_voxels", "msd_hippocampus_private", "ecg_class_means"]
+)
 def test_the_stand_in_that_missing_files_name_fits_the_recipe(recipe: str, tmp_path: Path) -> None:
     config = configured([f"recipe={recipe}", f"paths.data={tmp_path}"])
-    with pytest.raises(UserError, match=r"Or use dataset=\w+\.$") as missing:
+    with pytest.raises(UserError, match=r"Or use dataset=.+\.$") as missing:
         load_data(config)
-    word = str(missing.value).rpartition("Or use ")[2].rstrip(".")
-    validate(configured([f"recipe={recipe}", word]), trial=False)
+    words = str(missing.value).rpartition("Or use ")[2].rstrip(".").split()
+    validate(configured([f"recipe={recipe}", *words]), trial=False)
 
 
 def test_a_plan_with_nothing_to_run_says_so() -> None:

@@ -33,7 +33,7 @@ from zdp_bench import cli, records
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.errors import UserError
 from zdp_bench.training import batches, setup
-from zdp_bench.training.interrupts import Stopped
+from zdp_bench.training.interrupts import CONTINUING, Stopped
 from zdp_bench.training.run import Outcome, execute
 
 
@@ -89,17 +89,23 @@ def test_a_run_that_was_stopped_goes_on_with_all_that_its_steps_need(
     assert resumed.record.document["measured"]["resumed_at_step"] == 14
 
 
+@pytest.mark.parametrize("force", ["force=true", "force=1", "+force=yes"])
 @pytest.mark.parametrize("error", [Stopped(signal.SIGTERM), KeyboardInterrupt()])
 def test_a_forced_run_is_continued_without_force(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    force: str,
 ) -> None:
+    """With force=1, the advice led to a second run from the first step, which spent ε again."""
+
     def stop(_: Any) -> int:
         raise error
 
     monkeypatch.setattr(COMMANDS["run"], "run", stop)
     with pytest.raises(SystemExit):
-        cli.main(["run", "recipe=quickstart", "force=true"])
-    assert "the same command without force=true continues" in capsys.readouterr().err
+        cli.main(["run", "recipe=quickstart", force])
+    assert "the same command, without any force=true, continues" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
@@ -118,7 +124,7 @@ def test_a_signal_lets_the_step_end_saves_and_leaves_with_a_code_of_its_own(
         with pytest.raises(SystemExit) as left:
             cli.main(["run"])
     assert left.value.code == code
-    assert "the same command continues from here" in capsys.readouterr().err
+    assert f"{CONTINUING} from here" in capsys.readouterr().err
     assert signal.getsignal(number) == before
     watcher = Silent()
     assert repeatable(execute(configured(tmp_path), watcher).record.document) == whole

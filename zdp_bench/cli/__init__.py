@@ -6,6 +6,7 @@ Exit codes:
     2   invalid input, explained in one sentence, or a failed job of a sweep
     75  a run that SIGTERM stopped, after it saved its state
     130 a run that Ctrl-C stopped, after it saved its state
+    141 a command whose output's reader, such as `head`, ended before it
 
 No slow import happens before a command needs it.
 """
@@ -20,13 +21,13 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from zdp_bench.cli.arguments import hide_environment
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.errors import UserError, show_warnings
-from zdp_bench.training.interrupts import Stopped, explain, resuming_command, stop_on_sigterm
+from zdp_bench.training.interrupts import CONTINUING, Stopped, explain, stop_on_sigterm
 
 RESUMABLE = ("run", "search", "reproduce")  # verbs that continue when they are given again
 # Verbs that only read records or configurations, and print.
@@ -51,13 +52,12 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
             stream.reconfigure(errors="replace")  # some encodings lack ε
     try:
         code = _run_command(list(sys.argv[1:] if words is None else words))
-        code = _flush_output(code)
-    except BrokenPipeError:  # the reader, such as `head`, has read enough
-        _discard_output()
-        code = 0
+    except BrokenPipeError:  # what it would have found is unknown, so this is no success
+        code = 141
     finally:
         if words is not None:  # the calling process continues
             gc.enable()
+    code = _flush_output(code)
     if words is None:  # the process only has to end, which Ctrl-C must not interrupt
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "WORLD_SIZE" in os.environ:
@@ -68,22 +68,22 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
 
 
 def _flush_output(code: int) -> int:
-    """Flush standard output. Return `code`, or 2 if that fails after a success."""
+    """Flush standard output. Return `code`, or 2 if a full disk loses the output of a success."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        raise
+        _discard(sys.stdout)
     except OSError as error:
-        _discard_output()
+        _discard(sys.stdout)
         if not code:  # otherwise, an error has been printed already
             _print_message(str(explain(error) or error))
         return code or 2
     return code
 
 
-def _discard_output() -> None:
+def _discard(stream: TextIO) -> None:
     """Discard buffered output, which Python would otherwise try to write again when it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _run_command(words: list[str]) -> int:
@@ -96,24 +96,22 @@ def _run_command(words: list[str]) -> int:
     if options.verb in READ_ONLY:
         gc.disable()  # a fifth of the time, and the process ends before memory runs short
     is_resumable = options.verb in RESUMABLE and not getattr(options, "plan", False)
-    overrides = getattr(options, "overrides", [])
-    is_forced = any(word.lstrip("+").lower() == "force=true" for word in overrides)
     # Show at once that the command was understood: its libraries take seconds to load.
     if hasattr(options, "overrides") and sys.stderr.isatty():
-        _print_message(" ".join([options.verb, *overrides, "..."]))
+        _print_message(" ".join([options.verb, *options.overrides, "..."]))
     try:
         with stop_on_sigterm():
             return COMMANDS[options.verb].run(options)
     except UserError as error:
         sentence = f"{error}{_suggest_command(str(error), words)}"
-        _print_message(hide_environment(sentence, overrides))
+        _print_message(hide_environment(sentence, words))
         return 2
     except Stopped as stop:
-        advice = f"; everything is saved, and {resuming_command(is_forced)} continues from here"
+        advice = f"; everything is saved, and {CONTINUING} from here"
         _print_message(f"{stop}{advice if is_resumable else ''}.")
         return stop.exit_code
     except KeyboardInterrupt:
-        advice = f"; {resuming_command(is_forced)} continues from the last checkpoint"
+        advice = f"; {CONTINUING} from the last checkpoint"
         _print_message(f"interrupted{advice if is_resumable else ''}.")
         return 130
     except BrokenPipeError:
@@ -121,7 +119,7 @@ def _run_command(words: list[str]) -> int:
     except (ImportError, MemoryError, RuntimeError, OSError) as error:
         if (explained := explain(error)) is None:
             raise
-        _print_message(hide_environment(str(explained), overrides))
+        _print_message(hide_environment(str(explained), words))
         return 2
 
 
@@ -135,12 +133,16 @@ def _has_working_folder() -> bool:
 
 def _suggest_command(error: str, words: list[str]) -> str:
     """Return the complete command with the data set that an error suggests; '' if it has none."""
-    suggestion = re.search(r"\buse (dataset=\w+)[^;]*\.$", error)
+    suggestion = re.search(r"\buse (dataset=.+)\.$", error)
     if not suggestion or words[:1] != ["run"]:
         return ""
-    other_words = [word for word in words if not word.startswith(("dataset=", "paths.data="))]
-    return f" For example: zdp-bench {shlex.join([*other_words, suggestion[1]])}"
+    replaced = ("dataset=", "dataset.", "paths.data=", "privacy.unit=")
+    other_words = [word for word in words if not word.lstrip("+").startswith(replaced)]
+    return f" For example: zdp-bench {shlex.join([*other_words, *suggestion[1].split()])}"
 
 
 def _print_message(sentence: str) -> None:
-    print(f"zdp-bench: {sentence}", file=sys.stderr)
+    try:
+        print(f"zdp-bench: {sentence}", file=sys.stderr)
+    except BrokenPipeError:  # the exit code still says it
+        _discard(sys.stderr)

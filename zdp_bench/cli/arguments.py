@@ -33,11 +33,21 @@ def add_overrides(parser: argparse.ArgumentParser, text: str = "") -> None:
     )
 
 
+def read_path(text: str) -> Path:
+    """Return the path that an option gives; a shell leaves the ~ of `--results=~/runs`."""
+    from zdp_bench.disk import expand_home
+
+    try:
+        return expand_home(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def add_results(parser: argparse.ArgumentParser) -> None:
     """Add --results, the folder of the records. Verbs with overrides have `paths.results=DIR`."""
     parser.add_argument(
         "--results",
-        type=Path,
+        type=read_path,
         default=RESULTS,
         metavar="DIR",
         help="the results folder (default: results)",
@@ -47,7 +57,7 @@ def add_results(parser: argparse.ArgumentParser) -> None:
 def add_data_root(parser: argparse.ArgumentParser) -> None:
     """Add --root, which `data_root` reads."""
     parser.add_argument(
-        "--root", type=Path, help="the data root (default: $ZDP_DATA or ~/.cache/zdp-bench)"
+        "--root", type=read_path, help="the data root (default: $ZDP_DATA or ~/.cache/zdp-bench)"
     )
 
 
@@ -111,14 +121,16 @@ def require_records(folder: Path, runs: bool = True) -> None:
         )
 
 
-def hide_environment(text: str, overrides: Sequence[str]) -> str:
-    """Replace the values of environment variables that overrides refer to by their names.
+def hide_environment(text: str, words: Sequence[str]) -> str:
+    """Replace the values of environment variables that words refer to by their names.
 
     `${oc.env:SECRET}` may be a password, and messages end up in logs.
     """
-    names = set(re.findall(r"\$\{\s*oc\.env:\s*['\"]?(\w+)", " ".join(overrides)))
+    names = set(re.findall(r"\$\{\s*oc\.env:\s*['\"]?(\w+)", " ".join(words)))
+    # As an error shows them, which is on one line.
+    value_of = {name: str(UserError(os.environ.get(name, ""))) for name in names}
     # The longest value comes first, because a shorter one may be a part of it.
-    for name in sorted(names, key=lambda name: -len(os.environ.get(name, ""))):
-        if value := os.environ.get(name):
-            text = text.replace(value, f"${{oc.env:{name}}}")
+    for name in sorted(names, key=lambda name: -len(value_of[name])):
+        if value_of[name]:
+            text = text.replace(value_of[name], f"${{oc.env:{name}}}")
     return text

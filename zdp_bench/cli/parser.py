@@ -110,18 +110,20 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         if pairs is None or ("=" not in word and not may_lack_equals):
             parser.error(f"'{word}' is not known to `{verb}`; see `{verb} --help`.")
         pairs.append(word)
-    _require_distinct_keys(parser, pairs or ())
+    if pairs is not None:  # the first one may be in the place of a table or data set
+        _require_distinct_keys(parser, words)
     return options
 
 
-def _require_distinct_keys(parser: Parser, pairs: Sequence[str]) -> None:
+def _require_distinct_keys(parser: Parser, words: Sequence[str]) -> None:
     """Reject a key that is given twice, because its last value would silently win."""
-    pair_of: dict[str, str] = {}
-    for pair in pairs:
-        key, equals, _ = pair.lstrip("+").partition("=")
-        if equals and key in pair_of:
-            parser.error(f"{key} is given twice: {pair_of[key]} and {pair}; leave one out.")
-        pair_of[key] = pair
+    word_of: dict[str, str] = {}
+    for word in words:
+        key, equals, _ = word.lstrip("+").partition("=")
+        if equals and key in word_of:
+            parser.error(f"{key} is given twice: {word_of[key]} and {word}; leave one out.")
+        if equals:
+            word_of[key] = word
 
 
 def list_keys() -> list[str]:

@@ -84,7 +84,8 @@ def _quote_texts(word: str) -> str:
     values = values if isinstance(values, list) else [values]
     texts = typed.strip(opening + closing).split(",")
     quoted = list(map(_quote_if_changed, texts, values))
-    is_plain = len(texts) == len(values)  # no sweep's function, and no comma in quotes
+    # Neither a function, such as choice(1,2), nor a comma in quotes.
+    is_plain = "(" not in typed and len(texts) == len(values)
     if not is_plain or quoted == texts or not _takes_text(str(override.key_or_group)):
         return word
     return f"{start}={opening}{','.join(quoted)}{closing}"
@@ -173,11 +174,11 @@ def _check_override(override: Override, sweep: bool) -> None:
     if key in CHOICES and not override.is_delete():
         _check_choice(override)
     if key == "launcher" or key.startswith(LAUNCHING):
-        if not sweep and word != "launcher=local":
+        if not sweep and (key, override.value()) != ("launcher", "local"):
             raise UserError(f"{word}: applies to sweeps only; add -m, or remove it.")
         if "/" in value:
             raise unknown(key, value, [])
-    elif re.split(r"[./]", key)[0] == "hydra" and key != "hydra.verbose":
+    elif re.split(r"[./]", key)[0] in ("hydra", "launcher") and key != "hydra.verbose":
         raise UserError(
             f"{word}: has no effect here; the supported keys of Hydra are hydra.launcher.*, "
             "hydra.sweeper.* and hydra.verbose."
@@ -228,7 +229,9 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
         return _explain_unknown(unknown_key[1], overrides)
     if "You must specify 'recipe'" in str(error):
         return "recipe=NAME is missing; `zdp-bench list recipes` lists them."
-    sentence, key = first_line(error), getattr(error, "full_key", None)
+    # Hydra's reason is on a second line.
+    sentence = first_line(ValueError(str(error).replace("config:\n", "config: ")))
+    key = getattr(error, "full_key", None)
     return f"{key}: {sentence}" if key and key not in sentence else sentence
 
 

@@ -224,7 +224,7 @@ def suggest_stand_in(dataset: str) -> str:
     if dataset not in assets.group(assets.DATASETS):
         return ""
     stand_in = card(dataset).stand_in
-    return f" Or use {stand_in.split()[0]}." if stand_in.startswith("dataset=") else ""
+    return f" Or use {stand_in}." if stand_in.startswith("dataset=") else ""
 
 
 def holds_any(folder: Path) -> bool:

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from zdp_bench import records
 from zdp_bench.config import compose, parse
-from zdp_bench.config.words import read_words
+from zdp_bench.config.words import parse_words, read_words
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.registry import find_module
@@ -26,11 +26,11 @@ from zdp_bench.report.budget import describe_together
 from zdp_bench.report.papers import check_claims
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.training.interrupts import (
+    CONTINUING,
     Stopped,
     end_with_parent,
     explain,
     find_stop,
-    resuming_command,
 )
 from zdp_bench.training.spending import read_spending
 
@@ -120,8 +120,7 @@ class SweepJob:
                 if is_worker:  # returning would make the worker wait for another job
                     os._exit(stop.exit_code)
                 if "submitit" in launcher:  # each job has its own process, so the sweep continues
-                    command = resuming_command(config.force)
-                    return UserError(f"{stop}; {command} continues from the last save.")
+                    return UserError(f"{stop}; {CONTINUING} from the last save.")
                 raise stop from None
             if isinstance(error, UserError):
                 return error
@@ -157,7 +156,8 @@ def sweep(driver: Any, overrides: list[str]) -> list[Job]:
 
 
 def _require_slurm(words: Sequence[str]) -> None:
-    if "launcher=slurm" in words and not shutil.which("srun"):
+    launchers = [word.value() for word in parse_words(words) if word.key_or_group == "launcher"]
+    if "slurm" in launchers and not shutil.which("srun"):
         raise UserError(
             "launcher=slurm: there is no Slurm here (no `srun`). Try launcher=submitit or joblib."
         )

@@ -26,6 +26,7 @@ from zdp_bench.errors import UserError, explain_missing, is_out_of_memory
 # again later". The usual 143 would also stand for processes that have not saved their state.
 EXIT_CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
 SECONDS_TO_SAVE = 60
+CONTINUING = "the same command, without any force=true, continues"  # with it, a run begins anew
 
 # Reasons for a failed write that a user can remove.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -114,11 +115,6 @@ def end_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def resuming_command(is_forced: bool) -> str:
-    """Return the name of the command that continues a run; with force=true, it begins anew."""
-    return f"the same command{' without force=true' if is_forced else ''}"
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.tally import Position, Tally
 from zdp_bench.records import Document, Record, is_named
 from zdp_bench.training.distributed import ALONE, Ranks
-from zdp_bench.training.interrupts import explain_write_errors, resuming_command
+from zdp_bench.training.interrupts import CONTINUING, explain_write_errors
 
 log = logging.getLogger(__name__)
 REPLACED = ".replaced"  # suffix of the files of a run that is carried out again, until it ends
@@ -85,7 +85,7 @@ def find_or_run(
     if not config.force and (done := find()):
         _require_epochs(config, done, path)
         return Outcome(done, path, found=True)
-    advice = f"{resuming_command(config.force)} continues from the last checkpoint"
+    advice = f"{CONTINUING} from the last checkpoint"
     with (
         explain_write_errors(home, advice),
         only_one_process(home, wait) if ranks.is_first else nullcontext(),

@@ -43,9 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.cli.commands.table import write_sheet, write_tables
+    from zdp_bench.config import configured
     from zdp_bench.config.compose import group_options
-    from zdp_bench.config.words import read_words, split_word
-    from zdp_bench.disk import expand_home
+    from zdp_bench.config.words import split_word
     from zdp_bench.experiments import reproduce
     from zdp_bench.experiments.claims import build_table, require_unchanged
     from zdp_bench.report import papers
@@ -56,9 +56,7 @@ def run(options: argparse.Namespace) -> int:
     settings = [word for word in options.overrides if word.startswith("hydra.launcher.")]
     folders = [word for word in options.overrides if split_word(word)[0] == "paths.results"]
     overrides = [word for word in options.overrides if word not in (*settings, *folders)]
-    results = RESULTS
-    if folders:
-        results = expand_home(str(read_words(folders)[-1].value()))
+    results = configured(["recipe=quickstart", *folders]).results if folders else RESULTS
     require_writable(results)
     if options.seeds is not None and options.seeds < 1:
         raise UserError(f"--seeds {options.seeds}: must be at least 1.")

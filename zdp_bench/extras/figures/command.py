@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from zdp_bench.cli.arguments import add_results, require_records
+from zdp_bench.cli.arguments import add_results, read_path, require_records
 from zdp_bench.errors import UserError
 
 GROUP = "reproduce"
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=read_path,
         metavar="FILE",
         help="with --runs: a .png, .svg or .pdf file (default: all three, as own_KEY_METRIC in "
         "the results folder's figures)",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from zdp_bench.cli.arguments import add_results, require_records
+from zdp_bench.cli.arguments import add_results, read_path, require_records
 
 GROUP = "share"
 HELP = "write one HTML page with all runs, tables and figures"
@@ -14,7 +13,7 @@ HELP = "write one HTML page with all runs, tables and figures"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
-        type=Path,
+        type=read_path,
         metavar="FILE",
         help="the file to write (default: report.html in the results folder)",
     )

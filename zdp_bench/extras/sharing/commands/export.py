@@ -5,9 +5,8 @@ record, recipe and ledger. `zdp_bench.load(FOLDER)` loads it.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from zdp_bench.cli.arguments import add_results
+from zdp_bench.cli.arguments import add_results, read_path
 from zdp_bench.errors import printable
 
 GROUP = "share"
@@ -19,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model_of", metavar="RUN", help="RECIPE, RECIPE/RUN, RUN, or a run's folder"
     )
     parser.add_argument(
-        "--to", type=Path, required=True, metavar="FOLDER", help="a new or empty folder"
+        "--to", type=read_path, required=True, metavar="FOLDER", help="a new or empty folder"
     )
     add_results(parser)
 

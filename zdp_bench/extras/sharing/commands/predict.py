@@ -7,6 +7,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from zdp_bench.cli.arguments import read_path
+
 GROUP = "share"
 HELP = "compute an exported model's outputs for the inputs in a file"
 
@@ -25,11 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the file with the inputs [n, ...]",
     )
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="the file for the outputs [n, ...]"
+        "--out", type=read_path, required=True, metavar="FILE", help="the file for outputs [n, ...]"
     )
     parser.add_argument(
         "--weights",
-        type=Path,
+        type=read_path,
         metavar="FILE",
         help="the file with the public network's weights, if the run read them from a file",
     )
