@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from tests.extras.federated.conftest import Make, Sound, carried_out, change_answers
+from tests.ledgers import steps_in
 from zdp_bench.errors import UserError
-from zdp_bench.extras.federated import simulation
-from zdp_bench.extras.federated.messages import VALUES, content
+from zdp_bench.extras.federated import node, simulation
+from zdp_bench.extras.federated.messages import VALUES, content, values_of
 from zdp_bench.extras.federated.node import SEE_LOG
 from zdp_bench.extras.federated.roster import Roster, Standing
 from zdp_bench.extras.federated.simulation import FIRST, set_sender
@@ -129,6 +131,62 @@ def test_a_count_never_falls_and_never_is_below_what_was_asked_for(
         last = standing.spent(asked)
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_round_asked_for_again_counts_again_for_a_node_that_does_not_answer(
+    configured: Make, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    """The node was restarted on another machine, so what it released again was a new release."""
+
+    class Killed(BaseException):
+        pass
+
+    again = 7
+
+    def until_killed(asked: Message, answer: Message) -> Message:
+        if asked.metadata.message_type == "train" and values_of(asked)["round"] == again:
+            raise Killed
+        return answer
+
+    kinds = list[str]()
+
+    def lost(asked: Message, answer: Message) -> Message:
+        kinds.append(asked.metadata.message_type)
+        if kinds[-1] == "train" or ("train" in kinds and not comes_back):
+            raise ConnectionError
+        return answer
+
+    config = configured("federated.nodes=3", "federated.min_nodes=2")
+    change_answers(monkeypatch, until_killed, who=LIAR)
+    with pytest.raises(Killed):
+        carried_out(config)
+    change_answers(monkeypatch, lost, who=LIAR)
+    monkeypatch.setattr(node, "execution_digest", lambda *_, **__: "another machine")
+    record = carried_out(config)
+    (ledger,) = config.results.glob(f"runs/*/*/nodes/{LIAR:02d}/ledger.jsonl")
+    assert of_nodes(record, "steps")[LIAR] >= len(steps_in(ledger))
+    assert of_nodes(record, "steps") == [8 + 1, 8 + 1, 8]  # node 2 was not asked before
+    assert of_nodes(record, "unconfirmed") == [0, 0 if comes_back else 1, 0]
+
+
+def test_a_repeat_counts_until_the_node_answers(configured: Make) -> None:
+    known = {number: asdict(Standing(20, 1, entries=3)) for number in range(2)}
+    roster = Roster(None, configured("federated.nodes=2"), {}, None, known)  # type: ignore[arg-type]
+    roster.prepare("run", 8, {})
+    roster.requested_rounds, roster.present = 3, {LIAR: FIRST}
+    for repeats in (1, 2):
+        roster.count_repeat()
+        assert (roster.spent(0), roster.spent(LIAR)) == (3, 3 + repeats)
+    saved = Roster(None, configured("federated.nodes=2"), {}, None, roster.saved())  # type: ignore[arg-type]
+    assert saved.standings == roster.standings
+    for entries in (3, 4):  # perhaps from before the second repeat
+        roster.note_ledger(LIAR, {"entries": entries, "digest": "d"})
+        assert roster.spent(LIAR) == 3 + 2
+    roster.count_answer(LIAR, {"entries": 2, "digest": "d"})
+    assert roster.spent(LIAR) == 3 + 2
+    roster.count_answer(LIAR, {"entries": 4, "digest": "d"})
+    assert roster.spent(LIAR) == 3 + 1
+
+
 # who is who
 
 
@@ -220,6 +278,24 @@ def test_a_node_that_joins_as_something_else_is_refused(
     (line,) = told_by(caplog)
     assert sentence in line
     assert line.endswith("; it is refused")
+
+
+def test_a_node_that_joins_again_raises_what_is_known_of_it_or_is_refused(
+    configured: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    set_sender()
+    known = {LIAR: asdict(Standing(10, 2, entries=4, excess=1))}
+    grid = simulation.SerialGrid(None, 0)  # type: ignore[arg-type]
+    for records, examples, is_present, most in ((10, 1, 1, 2), (10, 5, 1, 5), (12, 9, 0, 2)):
+        roster = Roster(grid, configured("federated.nodes=3"), {}, None, known)
+        told = TOLD | {"records": records, "examples_per_patient": examples}
+        answer = Message(content(told), reply_to=Message(content({}), FIRST, "query.join"))
+        roster._admit("join", FIRST, answer)
+        assert len(roster.present) == is_present
+        expected = Standing(10, most, entries=4, excess=1)
+        assert roster.standings[LIAR] == expected
+    (line,) = told_by(caplog)
+    assert "samples from 12 records, but from 10 when it first joined" in line
 
 
 def test_a_node_that_comes_back_as_something_else_is_missed_and_the_run_goes_on(

@@ -36,10 +36,12 @@ class Standing:
     Attributes:
         records: the number of examples (patients, with `privacy.unit=patient`) that a step samples
             from, as the node reported when it first joined.
-        examples_per_patient: the largest number of examples of any one patient, as the node
-            reported when it first joined.
+        examples_per_patient: the largest number of examples of any one patient that the node ever
+            reported.
         entries, digest: the position of the node's ledger, as the node last reported.
         excess: the largest number of steps that the node ever reported beyond the requested ones.
+        repeats: the number of steps that were requested from the node again since its last answer
+            to a round. A restarted node may have released them anew.
         answers: the number of rounds in which the node's release was used.
     """
 
@@ -48,6 +50,7 @@ class Standing:
     entries: int = 0
     digest: str = ""
     excess: int = 0
+    repeats: int = 0
     answers: int = 0
 
     def note_ledger(
@@ -63,17 +66,21 @@ class Standing:
             requested_steps: the number of steps requested so far.
         """
         excess = max(self.excess, entries - requested_steps)
+        # Repeats that the node reports are no longer doubtful; `spent` does not fall.
+        repeats = max(0, self.repeats - (excess - self.excess))
+        standing = replace(self, excess=excess, repeats=repeats)
         if entries < self.entries:
-            return replace(self, excess=excess)
-        return replace(self, entries=entries, digest=digest, excess=excess)
+            return standing
+        return replace(standing, entries=entries, digest=digest)
 
     def spent(self, requested_steps: int) -> int:
         """Return the largest number of steps that the node can have taken.
 
-        Formal guarantees: the number is at least `requested_steps`; the node's reports can only
-        raise it; it never falls.
+        Formal guarantees: the number is at least `requested_steps`, and at least what the node ever
+        reported. Only an answer to a round lowers it, by the repeats that the node's ledger does
+        not hold.
         """
-        return requested_steps + self.excess
+        return requested_steps + self.excess + self.repeats
 
 
 @dataclass(frozen=True)
@@ -245,6 +252,27 @@ class Roster:
         standing = self.standings[number]
         self.standings[number] = standing.note_ledger(entries, values["digest"], requested_steps)
 
+    def count_repeat(self) -> None:
+        """Count a round that is about to be requested again as a new one of each present node.
+
+        `count_answer` takes it back from a node that answers.
+        """
+        for number in self.present:
+            standing = self.standings[number]
+            repeats = standing.repeats + self.steps_per_round
+            self.standings[number] = replace(standing, repeats=repeats)
+
+    def count_answer(
+        self,
+        number: int,
+        values: Mapping[str, Any],
+    ) -> None:
+        """Count what was requested from a node by its ledger, now that it has answered a round."""
+        self.note_ledger(number, values)
+        standing = self.standings[number]
+        if values["entries"] == standing.entries:  # not fewer than it reported before
+            self.standings[number] = replace(standing, repeats=0)
+
     def round(
         self,
         contents: RecordDict,
@@ -390,9 +418,16 @@ class Roster:
             )
         if not values["records"] or not values["examples_per_patient"]:
             raise Malformed("has no records")
-        standing = Standing(values["records"], values["examples_per_patient"])
+        records, examples = values["records"], values["examples_per_patient"]
         # A node that joins again keeps its standing: nothing it says takes back what was counted.
-        self.standings.setdefault(number, standing)
+        standing = self.standings.get(number, Standing(records, examples))
+        if records != standing.records:
+            raise Malformed(
+                f"samples from {records:,} records, but from {standing.records:,} when it first "
+                "joined: restore its data, or begin again with force=true"
+            )
+        examples = max(examples, standing.examples_per_patient)
+        self.standings[number] = replace(standing, examples_per_patient=examples)
         self._number_of[address] = number
 
 

@@ -9,7 +9,8 @@ resumes it at that round.
 
 The server trusts only its own count of steps. It writes each round to a ledger before it requests
 the round. Every node is assumed to have taken all steps of all rounds in that ledger, even if it
-was not connected or never answered. A node's report can raise its count, but never lower it.
+was not connected or never answered. A node's report can raise its count, but never lower it. A
+round that is requested again counts as a new one of each node that does not answer.
 """
 
 from __future__ import annotations
@@ -306,6 +307,9 @@ class Rounds:
             return False
         if not has_enough:
             self._stop({})
+        if not is_new:
+            roster.count_repeat()
+            self.save()  # so that the repeat counts even if this process is killed
         self.ledger.append(round_, weights_digest)
         self.ledger.sync()  # on disk before any node is asked, so that no round goes uncounted
         roster.requested_rounds = self.ledger.releases
@@ -375,7 +379,7 @@ def valid_releases(
                 raise Malformed(
                     f"has a norm of {norm}; clipping bound and noise allow at most {limits[number]}"
                 )
-            roster.note_ledger(number, values)
+            roster.count_answer(number, values)
             releases[number] = release
         except Malformed as error:
             reasons[number] = f"its answer {error}"  # the errors above are predicates
