@@ -270,12 +270,17 @@ def test_a_record_of_before_that_lacks_a_generation_is_counted_by_its_ledgers(
     assert spending.spent.steps == 2 * STEPS
 
 
-def test_a_budget_of_the_run_ends_it_when_both_generations_have_spent_it(
+def test_a_run_whose_earlier_generation_has_spent_its_budget_does_not_replace_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An untrained model, and its record, replaced the trained one."""
     budget = "privacy.max_epsilon=1.2"
-    first = carry_out(tmp_path, *WORDS, budget).record.document["privacy"]
-    assert 0 < first["steps"] < STEPS
+    first = carry_out(tmp_path, *WORDS, budget)
+    assert 0 < first.record.privacy.steps < STEPS
+    files = {path: path.read_bytes() for path in first.path.parent.iterdir()}
     monkeypatch.setattr(run, "execution_digest", lambda *_: "another machine")
-    second = carry_out(tmp_path, *WORDS, budget, "force=true").record.document
-    assert (second["stopped_by"], second["privacy"]["steps"]) == ("budget", first["steps"])
+    with pytest.raises(UserError, match=r"^privacy\.max_epsilon=1\.2: the steps in the ledger"):
+        carry_out(tmp_path, *WORDS, budget, "force=true")
+    assert carry_out(tmp_path, *WORDS, budget).record.document == first.record.document
+    kept = ("record.json", "checkpoint.pt", "ledger.jsonl")
+    assert all(path.read_bytes() == files[path] for path in files if path.name in kept)

@@ -133,6 +133,10 @@ class DivergedError(UserError):
     """The model's outputs or loss are not finite, so the run cannot continue."""
 
 
+class UntrainedError(UserError):
+    """A run's budget is spent before its first step, so its model would be untrained."""
+
+
 def refuse_divergence(
     finite: bool,
     epoch: int | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ def reserve(
     home: Path,
     start_sources: frozenset[str] = frozenset(),
     run: str | None = None,
+    begin: Callable[[Spending], None] = lambda this_run: None,
 ) -> None:
     """Write what a run may spend to disk, unless `privacy.total_budget` would be exceeded.
 
@@ -44,6 +46,8 @@ def reserve(
         home: the run's folder.
         start_sources: files that the run's starting weights were trained on.
         run: digest of the run.
+        begin: is called first, with what the run may spend. If it raises an error, nothing is
+            reserved.
 
     Formal guarantees: a run with a total budget starts only if the tight ε of itself and all runs
     in the results folder that may share examples with it (`Spending.may_share`) is within the
@@ -57,8 +61,10 @@ def reserve(
     plan = _plan_of(config, data, mechanism, steps)
     plan = replace(plan, start_sources=" ".join(sorted(start_sources)) or None, run=run)
     with only_one_process(config.results / "runs" / ".spending"):
+        this_run = spending_of(plan, home, parse_files(plan.sources))
         if config.privacy.total_budget is not None:
-            _require_within(config, spending_of(plan, home, parse_files(plan.sources)))
+            _require_within(config, this_run)
+        begin(this_run)
         plan.write(home)
 
 

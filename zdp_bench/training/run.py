@@ -41,6 +41,7 @@ from zdp_bench.training.build import build_scheduler, count_real
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.evaluation import (
     WATCHED,
+    UntrainedError,
     doubt,
     evaluate,
     evaluate_trained,
@@ -464,6 +465,8 @@ class Loop:
                     self._count_step()
             except BudgetExceeded:
                 stopped_by = "budget"
+                if self.step == 0:
+                    raise self._without_steps() from None
             epoch = plan.epoch_ending_at(self.step)
             is_last = stopped_by == "budget" or self.step == plan.steps
             interval = self.checkpoint_steps
@@ -485,6 +488,13 @@ class Loop:
             if signal_number and self.step < plan.steps and stopped_by == "epochs":
                 raise Stopped(signal_number)
         return stopped_by
+
+    def _without_steps(self) -> UntrainedError:
+        return UntrainedError(
+            f"privacy.max_epsilon={self.setup.config.privacy.max_epsilon:g}: the steps in the "
+            f"ledger of {self.home} have spent it, so the model would stay untrained. Raise "
+            "privacy.max_epsilon, or train with another seed; these steps still count."
+        )
 
     def _count_step(self) -> None:
         """Update average and learning rate after a step, and count it."""

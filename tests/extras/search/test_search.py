@@ -16,6 +16,7 @@ from optuna.samplers import RandomSampler
 
 from tests.accounting import by_dp_accounting
 from tests.drivers import start
+from tests.ledgers import steps_in
 from tests.tasks.plugin import WORDS, register_task
 from tests.test_cli import run as command
 from zdp_bench import assets, cli, records
@@ -37,6 +38,7 @@ WHOLE += ["threads=1", "accountant=gdp_clt"]
 TINY = [*WHOLE, "dataset.validation_share=0.2"]
 RATES = "optimizer.lr=tag(log,interval(0.05,2))"
 STEPS = 5
+UNIFORM = ["trainer.batch_size=100", "trainer.sample_rate=null"]
 
 
 def carry_out(results: Path, *words: str, trials: int = 3, **options: Any) -> Record:
@@ -87,24 +89,19 @@ def test_the_best_trial_of_a_plug_in_task_has_the_least_error(
     assert sheet(found).numbers[0]["trial"] == found["best"]
 
 
-@pytest.mark.parametrize("forced", [True, False], ids=["forced", "record and checkpoint deleted"])
 def test_a_trial_that_is_drawn_again_otherwise_counts_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forced: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On another machine, say: it has other noise."""
     carry_out(tmp_path, RATES, trials=2)
     (path, _) = sorted(tmp_path.glob("runs/*/*/record.json"))
-    if not forced:
-        path.unlink()
-        (path.parent / "checkpoint.pt").unlink()
-    words = ["force=true"] if forced else []
+    path.unlink()
+    (path.parent / "checkpoint.pt").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(run, "execution_digest", lambda *_: "another machine")
-        found = carry_out(tmp_path, RATES, *words, trials=2)
+        found = carry_out(tmp_path, RATES, trials=2)
     spent = [(r.privacy.z, r.privacy.steps) for r in records.read_all(tmp_path)]
-    assert sorted(steps for _, steps in spent) == (
-        [2 * STEPS] * 2 if forced else [STEPS, 2 * STEPS]
-    )
+    assert sorted(steps for _, steps in spent) == [STEPS, 2 * STEPS]
     expected = together(spent, found["privacy"]["delta"])
     assert found["privacy"]["epsilon_all"] == pytest.approx(expected, rel=3e-3)
 
@@ -149,13 +146,67 @@ def test_epsilon_is_that_of_the_whole_search(tmp_path: Path) -> None:
         assert record.privacy.steps == STEPS
 
 
-def test_a_trial_that_would_pass_epsilon_is_not_begun(tmp_path: Path) -> None:
-    """Of trials with other batches no common noise is known before they are proposed."""
-    found = carry_out(tmp_path, "trainer.epochs=1,400", epsilon=1.0, trials=2, sampler="grid")
-    assert len(records.read_all(tmp_path)) == len(found["trials"]) == 1
+def test_trials_with_other_steps_share_what_the_trials_before_have_left(tmp_path: Path) -> None:
+    """The last one, which takes the most steps, was never run."""
+    found = carry_out(tmp_path, "trainer.epochs=1,2,3", epsilon=1.0, sampler="grid")
+    assert [trial["state"] for trial in found["trials"]] == ["done"] * 3
+    assert 0.99 < found["privacy"]["epsilon_all"] <= 1.0
+    assert {record.stopped_by for record in records.read_all(tmp_path)} == {"epochs"}
+
+
+def test_a_trial_that_would_pass_epsilon_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run has spent ε after the search has begun."""
+    run_trial = module._run_trial
+
+    def run_both(*arguments: Any) -> Any:
+        outcome = run_trial(*arguments)
+        run_one([*WHOLE, "algorithm.noise_multiplier=1.0", f"paths.results={tmp_path}"])
+        return outcome
+
+    monkeypatch.setattr(module, "_run_trial", run_both)
+    found = carry_out(tmp_path, "optimizer.lr=0.1,1", epsilon=1.0, trials=2, sampler="grid")
+    assert len(records.read_all(tmp_path)) == 2
+    assert len(found["trials"]) == 1
     assert not found["finished"]
     assert "with trial 2 it would be" in " ".join(sheet(found).notes)
-    assert found["privacy"]["epsilon_all"] <= 1.0
+
+
+def test_two_searches_at_once_do_not_both_spend_the_rest_of_an_epsilon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second begins after the first has checked its ε, and before its first step."""
+    carry_out_run = module.carry_out
+
+    def begin_another(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(module, "carry_out", carry_out_run)
+        with pytest.raises(UserError, match="so nothing useful is left"):
+            carry_out(tmp_path, "optimizer.lr=0.3,0.4", epsilon=2.0, trials=1)
+        return carry_out_run(*arguments, **options)
+
+    monkeypatch.setattr(module, "carry_out", begin_another)
+    found = carry_out(tmp_path, "optimizer.lr=0.1,0.2", epsilon=2.0, trials=1)
+    assert len(records.read_all(tmp_path)) == 1
+    assert found["privacy"]["epsilon_all"] <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["algorithm=zeta_dp_sgd,sgd"], "algorithm=sgd: this algorithm adds no noise"),
+        (["optimizer.momentum=interval(0,1.8)"], "^optimizer.momentum=1.8: must be less"),
+        (["trainer=poisson,uniform", *UNIFORM], "so they have no common ε"),
+        (["optimizer.lr=0.1,0.2", "force=true"], "a search keeps its finished trials"),
+    ],
+)
+def test_what_would_end_a_search_later_ends_it_before_it_spends(
+    tmp_path: Path, words: list[str], sentence: str
+) -> None:
+    options = read_search([*TINY, f"paths.results={tmp_path}", *words], trials=2, epsilon=2.0)
+    with pytest.raises(UserError, match=sentence):
+        search(options, "nothing")
+    assert not list(tmp_path.rglob("ledger.jsonl"))
 
 
 def test_earlier_runs_of_the_recipe_leave_less_room_or_none(tmp_path: Path) -> None:
@@ -264,6 +315,29 @@ def test_a_trial_that_diverges_is_no_end_and_counts(
     assert found["best"] == 2
     alone = records.read_all(tmp_path)[0].privacy.epsilon_tight
     assert found["privacy"]["epsilon_all"] > 1.1 * alone
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_diverged_trial_with_secure_noise_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_listed: bool
+) -> None:
+    """It spent its ε again, or was done with the score of an untrained model."""
+
+    def diverge(*_: Any) -> None:
+        raise evaluation.DivergedError("it diverged")
+
+    monkeypatch.setattr("zdp_bench.training.run.refuse_divergence", diverge)
+    words = ["optimizer.lr=1,0.1", "privacy.secure=true"]
+    found = carry_out(tmp_path, *words, sampler="grid", epsilon=2.0, trials=1)
+    (path,) = tmp_path.glob("searches/*/search.json")
+    (ledger,) = tmp_path.glob("runs/*/*/ledger.jsonl")
+    num_lines = len(steps_in(ledger))
+    if not is_listed:  # killed before
+        records.write(path, found | {"trials": [found["trials"][0] | {"state": "open"}]})
+    again = carry_out(tmp_path, *words, sampler="grid", epsilon=2.0, trials=1)
+    assert again["trials"] == found["trials"]
+    assert again["trials"][0]["state"] == "failed"
+    assert len(steps_in(ledger)) == num_lines
 
 
 @pytest.mark.parametrize(

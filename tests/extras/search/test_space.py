@@ -55,6 +55,7 @@ def test_a_trials_words_are_what_a_run_takes() -> None:
         ("privacy.unit=example,patient", "protect one unit"),
         ("execution.deterministic=true,false", "it does not change results"),
         ("optimizer.lr=tag(log,interval(0,1))", "must hold for `log=True`"),
+        ("optimizer.lr=interval(0,inf)", "an end of the interval is not finite"),
         ("optimizer.lr=tag(log,choice(1,2))", "give an interval"),
         ("optimizer.lr=range(2,2)", "is an empty range"),
         ("optimizer.lr=glob(a*)", "list the values"),

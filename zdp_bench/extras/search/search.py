@@ -5,8 +5,9 @@ The total ε is composed over all runs of the recipe on this data set in the res
 renamed.
 
 Optuna's proposals are determined by the recipe's seed and the scores of earlier trials. The same
-command therefore proposes the same trials after a kill: finished runs are found, the interrupted
-run is resumed, and then new ones start. `search.json` lists each trial before it starts.
+command therefore proposes the same trials after a kill: finished runs are found, trials that failed
+stay so, the interrupted run is resumed, and then new ones start. `search.json` lists each trial
+before it starts.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from zdp_bench.report.number_format import name_one
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.tasks.metric import Metric, metric_of
 from zdp_bench.training import validation
-from zdp_bench.training.evaluation import DivergedError, evaluate
+from zdp_bench.training.evaluation import DivergedError, UntrainedError, evaluate
 from zdp_bench.training.public_start import run_digest_of
-from zdp_bench.training.reservation import plan_spending
+from zdp_bench.training.reservation import reserve
 from zdp_bench.training.run import epsilon_of
 from zdp_bench.training.setup import ModelSetup, Setup, load_data
 from zdp_bench.training.spending import read_spendings_of_recipe
@@ -75,7 +76,7 @@ def search(options: SearchOptions, show: Shown = "progress") -> tuple[Document, 
     adaptive order. It protects what the record names as `epsilon_of`: an example or, with
     `privacy.unit=patient`, an owner. If it protects an example and owners have several,
     `epsilon_all_unit` is the total ε of an owner. With `options.epsilon`, a trial that would bring
-    the total ε above it does not start.
+    the total ε above it does not start, even if several searches run at once.
 
     Args:
         options: the search, as `read_search` returns it.
@@ -90,6 +91,11 @@ def search(options: SearchOptions, show: Shown = "progress") -> tuple[Document, 
     print_line = print if show != "nothing" else (lambda line: None)
     config = configured(options.possible_overrides())
     require_no_federation(config, "search")
+    if config.force:
+        raise UserError(
+            "force=true: a search keeps its finished trials. Remove it; to search anew, choose "
+            "another seed or paths.results=FOLDER."
+        )
     data = load_data(config)
     if data.validation is None:
         override = f"{validation.KEY}={validation.DEFAULT:g}"
@@ -115,11 +121,17 @@ def search(options: SearchOptions, show: Shown = "progress") -> tuple[Document, 
 
 
 def _check_listed_values(options: SearchOptions, data: Splits) -> None:
-    """Raise an error if a listed value of a searched key is invalid, before any trial spends ε.
+    """Raise an error if a value of a searched key is invalid, before any trial spends ε.
 
-    Configurations and models are built only for the errors that this raises.
+    Listed values and the ends of intervals are checked. Configurations, models and noise are
+    computed only for the errors that this raises.
+
+    Raises:
+        UserError: such a value is invalid, no noise fits into the search's ε with it, or the trials
+            have no common ε.
     """
-    models = set[str]()
+    models, steps = set[str](), set[str]()
+    schemes = set[str]()
     for overrides in options.list_possible_overrides():
         config = configured(overrides)
         model = repr(
@@ -128,6 +140,18 @@ def _check_listed_values(options: SearchOptions, data: Splits) -> None:
         if model not in models:
             models.add(model)
             ModelSetup.of(config, _data_of(options, config, data), torch.device("cpu"))
+        step = repr((config.algorithm, config.trainer))
+        if options.epsilon is not None and step not in steps:
+            steps.add(step)
+            trial_data = _data_of(options, config, data)
+            noise = calibrate_noise(options, overrides, trial_data, [], options.trials)
+            trial = plan_steps(configured([*overrides, *noise]), trial_data)
+            schemes.add(trial.sampling.adjacency)
+    if len(schemes) > 1:
+        raise UserError(
+            f"--epsilon {options.epsilon:g}: trials with Poisson and with fixed-size batches "
+            "protect different neighbours, so they have no common ε. Give trainer one value."
+        )
 
 
 def _data_of(options: SearchOptions, config: Run, data: Splits) -> Splits:
@@ -186,6 +210,8 @@ class Journal:
 def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]) -> None:
     """Run the trials of a search, each with the noise that keeps the search within its ε.
 
+    A trial that failed is not repeated: with secure noise, it would spend its ε again.
+
     Raises:
         UserError: a trial cannot be run, or the search's ε does not allow a first one.
     """
@@ -199,33 +225,61 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
         overrides = options.overrides_of(proposal.params)
         data = _data_of(options, configured(overrides), journal.data)
         saved_trial = journal.saved_trials.get(number, {})
-        if saved_trial.get("values") == proposal.params:
-            # A saved trial keeps its noise, even if other runs have spent more since.
-            noise = saved_trial["noise"]
-        else:  # a new trial, or one that another version of Optuna proposes otherwise
-            noise = calibrate_noise(options, overrides, data, earlier_runs)
-            if earlier_runs and not has_described_earlier_runs:
-                print_line(_describe_earlier_runs(options, config, earlier_runs))
-                has_described_earlier_runs = True
-        overrides = [*overrides, *noise]
-        trial_config = configured(overrides)
-        run_digest = run_digest_of(trial_config, data.digest)
-        if reason := explain_excess(options, trial_config, data, run_digest, number):
-            journal.ended_by = reason
+        is_saved = saved_trial.get("values") == proposal.params
+        if is_saved and saved_trial["state"] == "failed":
+            journal.trials.append(saved_trial)
+            print_line(_describe_trial(saved_trial, options.trials, metric))
+            study.tell(proposal, None, TrialState.FAIL)
+            continue
+        try:
+            if is_saved:  # it keeps its noise, even if other runs have spent more since
+                noise = saved_trial["noise"]
+            else:  # a new trial, or one that another version of Optuna proposes otherwise
+                noise = _choose_noise(journal, overrides, data, earlier_runs)
+                if earlier_runs and not has_described_earlier_runs:
+                    print_line(_describe_earlier_runs(options, config, earlier_runs))
+                    has_described_earlier_runs = True
+            overrides = [*overrides, *noise]
+            trial: Document = {"trial": number, "values": proposal.params, "noise": noise}
+            _begin_trial(journal, trial, configured(overrides), data)
+        except UserError as error:
             if not journal.trials:
-                raise UserError(reason)
-            print_line(reason)
+                raise
+            journal.ended_by = str(error)
+            print_line(journal.ended_by)
             return
-        trial: Document = {"trial": number, "values": proposal.params, "noise": noise}
-        trial |= {"run": run_digest, "state": "open", "score": None}
-        journal.trials.append(trial)
-        journal.write()
         trial |= _run_trial(overrides, number, metric, show)
         print_line(_describe_trial(trial, options.trials, metric))
         if "warning" in trial:
             print_line(f"trial {number}: {trial['warning']}")
         score = trial["score"]
         study.tell(proposal, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
+
+
+def _begin_trial(journal: Journal, trial: Document, config: Run, data: Splits) -> None:
+    """List a trial, and reserve what it may spend.
+
+    No other process reserves at the same time, so two searches cannot both spend the rest of an ε.
+
+    Raises:
+        UserError: the trial would exceed the search's ε, so it is neither listed nor reserved.
+    """
+    options = journal.options
+    trial |= {"run": run_digest_of(config, data.digest), "state": "open", "score": None}
+    home = records.folder(config.results, config.recipe, trial["run"])
+
+    def begin(this_run: Spending | None = None) -> None:
+        if this_run:
+            _require_within(options, config, data, this_run, trial["trial"])
+        journal.trials.append(trial)
+        journal.write()
+
+    if options.epsilon is None or (home / "record.json").exists():  # its ε is spent already
+        begin()
+        return
+    setup = Setup.of(config, data, torch.device("cpu"))
+    steps = setup.plan.steps
+    reserve(config, data, setup.mechanism, steps, home, run=trial["run"], begin=begin)
 
 
 def _read_trials(path: Path) -> dict[int, Document]:
@@ -398,12 +452,12 @@ def _run_trial(
 ) -> Document:
     """Run a trial, and return the outcome that the record states.
 
-    It is state, score, test metric, ε and, if there is one, warning. If the run diverged, it is
-    state and score alone.
+    It is state, score, test metric, ε and, if there is one, warning. If the run diverged, or was
+    killed and has no ε left for a first step, it is state and score alone.
     """
     try:
         record = carry_out(compose(overrides), overrides, show=show).record
-    except DivergedError:
+    except (DivergedError, UntrainedError):
         return {"state": "failed", "score": None}
     except UserError as error:
         raise UserError(f"trial {number}: {error}") from None
@@ -428,29 +482,65 @@ def plan_steps(config: Run, data: Splits) -> SpentSteps:
     return SpentSteps(setup.mechanism.z, sampling.of_one, num_steps)
 
 
+def _choose_noise(
+    journal: Journal,
+    overrides: Sequence[str],
+    data: Splits,
+    earlier_runs: Sequence[Spending],
+) -> list[str]:
+    """Return the overrides that calibrate a new trial's noise; see `calibrate_noise`.
+
+    As long as all trials are alike, each has the noise of the first. Otherwise, this trial and
+    those after it share what the trials before have left.
+    """
+    options, config = journal.options, journal.config
+    if options.epsilon is None:
+        return []
+    if earlier_runs:
+        _require_budget_left(options, config, earlier_runs)
+    noise = calibrate_noise(options, overrides, data, earlier_runs, options.trials)
+    own = plan_steps(configured([*overrides, *noise]), data)
+    homes = {
+        records.folder(config.results, config.recipe, trial["run"])
+        for trial in journal.list_trials()
+    }
+    spendings = read_spendings_of_recipe(config, journal.data)
+    trials_before = [spending for spending in spendings if spending.home in homes]
+    are_alike = True
+    for spending in trials_before:
+        sampling = spending.spent.sampling
+        steps = sampling.steps_of_one(spending.spent.steps)
+        are_alike &= (sampling.of_one, steps) == (own.sampling, own.steps)
+    if are_alike:
+        return noise
+    num_left = options.trials - len(journal.trials)
+    return calibrate_noise(options, overrides, data, [*earlier_runs, *trials_before], num_left)
+
+
 def calibrate_noise(
     options: SearchOptions,
     overrides: Sequence[str],
     data: Splits,
     earlier_runs: Sequence[Spending],
+    num_trials: int,
 ) -> list[str]:
-    """Return the overrides that calibrate a trial's noise to the search's ε; empty without one.
+    """Return the overrides that calibrate a trial's noise to the search's ε.
 
-    Formal guarantees: the earlier runs and `options.trials` trials like this one together have a
-    tight ε of at most `options.epsilon`. A trial that has to repeat steps after a kill is stopped
-    by its `max_epsilon`.
+    Formal guarantees: the earlier runs and `num_trials` trials like this one together have a tight
+    ε of at most `options.epsilon`. A trial that has to repeat steps after a kill is stopped by its
+    `max_epsilon`.
 
     Args:
-        options: the search.
+        options: the search, with an ε.
         overrides: the overrides of the trial.
         data: the data set.
-        earlier_runs: runs that are not trials of this search; see `find_earlier_runs`.
+        earlier_runs: the runs before.
+        num_trials: the number of trials that share what the earlier runs leave.
 
     Raises:
         UserError: the algorithm has no noise, or no noise keeps the search within its ε.
     """
-    if options.epsilon is None:
-        return []
+    assert options.epsilon is not None
     without_target = ["privacy.target_epsilon=null", "privacy.claimed_epsilon=null"]
     without_epsilon = [*overrides, *without_target, "privacy.max_epsilon=null"]
     config = configured(without_epsilon)
@@ -460,8 +550,6 @@ def calibrate_noise(
             "a search cannot stay within an ε; choose a private algorithm, or remove --epsilon."
         )
     delta = config.privacy.delta
-    if earlier_runs:
-        _require_budget_left(options, config, earlier_runs)
     # z is proportional to the noise multiplier; steps and sampling do not depend on it. So the
     # factor on the noise of a trial with multiplier 1 is the multiplier.
     at_multiplier_1 = configured([*without_epsilon, "algorithm.noise_multiplier=1.0"])
@@ -470,11 +558,11 @@ def calibrate_noise(
         if earlier_runs:
             earlier_steps = list_spent_steps(earlier_runs, config.privacy.by_owner)
             multiplier = calibrate_beside(
-                options.epsilon, earlier_steps, unit_trial, options.trials, delta
+                options.epsilon, earlier_steps, unit_trial, num_trials, delta
             )
         else:
             mechanism = Mechanism.of_z(unit_trial.z, unit_trial.sampling)
-            num_steps = unit_trial.steps * options.trials
+            num_steps = unit_trial.steps * num_trials
             multiplier = calibrate_mechanism(options.epsilon, mechanism, num_steps, delta)
     except ValueError as error:
         raise UserError(f"--epsilon {options.epsilon:g}: {error}.") from None
@@ -485,29 +573,28 @@ def calibrate_noise(
     return [*without_target, noise, f"privacy.max_epsilon={trial_epsilon * SLACK!r}"]
 
 
-def explain_excess(
+def _require_within(
     options: SearchOptions,
     config: Run,
     data: Splits,
-    run_digest: str,
+    trial: Spending,
     number: int,
-) -> str:
-    """Return why a trial would exceed the search's ε, or "" if it would not.
+) -> None:
+    """Reject a trial that would exceed the search's ε.
 
     Args:
-        options: the search.
+        options: the search, with an ε.
         config: the trial's configuration.
         data: the data set.
-        run_digest: the digest of the trial's run; a finished run has already spent its ε.
+        trial: what the trial may spend.
         number: the trial's number.
+
+    Raises:
+        UserError: the trial would exceed the search's ε, or no ε of all runs together is known.
     """
-    home = records.folder(config.results, config.recipe, run_digest)
-    if options.epsilon is None or (home / "record.json").exists():
-        return ""
-    setup = Setup.of(config, data, torch.device("cpu"))
-    trial = plan_spending(config, data, setup.mechanism, setup.plan.steps, home)
+    assert options.epsilon is not None
     spendings = read_spendings_of_recipe(config, data)
-    other_runs = [spending for spending in spendings if spending.home != home]
+    other_runs = [spending for spending in spendings if spending.home != trial.home]
     delta = config.privacy.delta
     runs = _name_runs(config, other_runs)
     try:
@@ -515,17 +602,16 @@ def explain_excess(
         epsilon_before = compose_epsilon(spent[:-1], delta)  # the last entry is the trial's
         epsilon_after = compose_epsilon(spent, delta)
     except ValueError as error:
-        return (
+        raise UserError(
             f"--epsilon {options.epsilon:g}: the ε of trial {number} and {runs} together is "
             f"unknown: {error}."
+        ) from None
+    if epsilon_after > options.epsilon:
+        raise UserError(
+            f"--epsilon {options.epsilon:g}: the tight ε of {runs} is "
+            f"{show_epsilon(epsilon_before)}, and with trial {number} it would be "
+            f"{show_epsilon(epsilon_after)}, so the search ends before this trial."
         )
-    if epsilon_after <= options.epsilon:
-        return ""
-    return (
-        f"--epsilon {options.epsilon:g}: the tight ε of {runs} is {show_epsilon(epsilon_before)}, "
-        f"and with trial {number} it would be {show_epsilon(epsilon_after)}, so the search ends "
-        "before this trial. Raise --epsilon to run more trials."
-    )
 
 
 def make_record(

@@ -96,7 +96,7 @@ class SearchOptions:
         return self.overrides_of(self._first_values())
 
     def list_possible_overrides(self) -> Iterator[list[str]]:
-        """Yield the overrides of possible trials, in which each listed value occurs.
+        """Yield the overrides of possible trials: each listed value and end of an interval occurs.
 
         Of a long list, only the first `MAX_CHECKED` values and the last one occur.
         """
@@ -104,8 +104,10 @@ class SearchOptions:
         for key, values in self.searched.items():
             if isinstance(values, CategoricalDistribution):
                 checked = dict.fromkeys([*values.choices[:MAX_CHECKED], values.choices[-1]])
-                for value in checked:
-                    yield self.overrides_of(first_values | {key: value})
+            else:
+                checked = dict.fromkeys([values.low, values.high])  # type: ignore[attr-defined]
+            for value in checked:
+                yield self.overrides_of(first_values | {key: value})
 
     def _first_values(self) -> dict[str, Any]:
         return {key: _first_of(values) for key, values in self.searched.items()}
@@ -219,6 +221,8 @@ def _distribution_of(override: Override) -> BaseDistribution:
         low, high = sweep.start, sweep.end
         assert low is not None
         assert high is not None
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise UserError(f"{line}: an end of the interval is not finite. Give finite numbers.")
         try:
             if isinstance(low, int) and isinstance(high, int):
                 return IntDistribution(low, high, log=log)
