@@ -145,17 +145,20 @@ def test_the_interval_of_trivial_mechanisms() -> None:
 
 def test_a_patient_in_every_fixed_batch_is_told_apart_by_how_many_examples_it_holds() -> None:
     release = mechanism(4.0, 0.3, "uniform", records=10)
-    whole, most = (acc.patient_interval(release, count, 30, DELTA) for count in (10, 9))
+    whole, most, fewer, fewest = (
+        acc.patient_interval(release, count, 30, DELTA) for count in (10, 9, 8, 7)
+    )
     # every example is the patient's: no sampling is left
     assert whole[0] == pytest.approx(whole[1], rel=2e-3)
     assert most[0] < whole[0]
-    assert most[1] == whole[1]
+    assert most[1] == fewer[1] == whole[1]
+    assert fewest[1] < fewer[1]  # a batch may hold the other three
 
 
 def test_no_step_costs_nothing_and_no_noise_costs_everything() -> None:
     for epsilon_of in (pld, acc.pld_uniform, acc.rdp, acc.rdp_uniform, acc.rdp_wor, acc.gdp_clt):
-        assert epsilon_of(1.0, 0.1, 0, DELTA) == 0.0
-        assert epsilon_of(0.0, 0.1, 5, DELTA) == math.inf
+        assert epsilon_of(1.0, 0.1, 0, DELTA) == epsilon_of(0.0, 0.1, 0, DELTA) == 0.0
+        assert epsilon_of(0.0, 0.1, 5, DELTA) == epsilon_of(1.0, 0.1, 5, 0.0) == math.inf
     for epsilon_of in (pld, acc.pld_uniform, acc.pld_uniform_at_least, acc.pld_replaced):
         assert epsilon_of(1.0, 0.0, 5, DELTA) == epsilon_of(math.inf, 0.1, 5, DELTA) == 0.0
     poisson = replace(NAKED, sampling=Sampling("poisson", 0.1, 10, 100))
@@ -164,7 +167,6 @@ def test_no_step_costs_nothing_and_no_noise_costs_everything() -> None:
         assert tight_epsilon(without, 1, DELTA) == math.inf
         assert rdp_epsilon(without, 1, DELTA) == math.inf
         assert patient_epsilon(without, 3, 1, DELTA) == math.inf
-    assert pld(1.0, 0.1, 5, 0.0) == math.inf
 
 
 def test_hardly_any_noise_is_bounded_in_closed_form() -> None:
@@ -521,6 +523,7 @@ def test_epsilon_at_the_edges() -> None:
     assert acc.gdp_epsilon(1000.1, 1e-5) == pytest.approx(acc.gdp_epsilon(999.9, 1e-5), rel=1e-3)
     assert acc.gdp_epsilon(1000.1, 1e-5) > acc.gdp_epsilon(999.9, 1e-5)
     assert acc.gdp_epsilon(1e5, 1e-5) == pytest.approx(5e9, rel=1e-3)
+    assert acc.gdp_epsilon(2000.0, 1.0) == 0.0  # this δ allows everything
 
 
 # ------------------------------------------------------------- one of a unit's examples, replaced

@@ -282,7 +282,7 @@ def test_rounding_is_charged_to_a_lower_bound_however_coarse_the_grid() -> None:
 
 @pytest.mark.parametrize("steps", [1, 10_000])
 def test_what_a_lower_bound_gives_up_for_rounding_is_hoeffdings(steps: int) -> None:
-    surely = Law(0.01, 4, np.array([0.0, 1.0, 0.0]), 0.0)  # a loss of 0.05
+    surely = Law(0.01, 5, np.array([1.0, 0.0, 0.0]), 0.0)  # a loss of 0.05
     lost = 0.01 * min(steps, steps * 0.01 / 8 + math.sqrt(steps * math.log(1e8) / 2))
     expected = 0.05 * steps + math.log1p(-1e-5 - 1e-8) - lost
     assert module.epsilon_at_least(surely, steps, 1e-5) == pytest.approx(expected, rel=1e-9)
@@ -353,6 +353,24 @@ def test_a_shared_grid_has_a_fixed_number_of_cells_per_spread() -> None:
     many = 10**6  # whose losses the cells hold, however wide they have to be
     width = module.shared_width([(2.0, everyone, many)], 1e-5)
     assert width * module.CELLS >= 20 * math.sqrt(many * squares[0])
+
+
+def test_a_grid_is_as_wide_as_its_cells_its_tails_and_its_rounding_need() -> None:
+    rare = one_example(1e-7)  # of great losses, which are far above the mean spread
+    extent = module._extent(0.1, rare, 1, 1e-5)
+    width = module._grid(0.1, rare, 1, 1e-5).width
+    assert width == pytest.approx(2 * extent.highest / 2**19, rel=1e-12)  # in both directions
+    assert module._grid(1e7, one_example(0.5), 1, 1e-5).width == 1e-9
+    # no δ is so small that more than ten standard deviations are kept
+    assert module._extent(2.0, rare, 1, 1e-30).top == pytest.approx(1 + 10 * 2.0, rel=1e-12)
+
+
+def test_an_infinite_loss_is_charged_to_delta_and_lowers_no_divergence() -> None:
+    """The finite losses alone have a moment below 1."""
+    lossless = Law(1.0, 0, np.array([0.9]), 0.1)
+    expected = module._epsilon_by_moments([(NO_LOSS, 1)], 1e-15)
+    found = module._epsilon_by_moments([(lossless, 1)], 0.1 + 1e-15)
+    assert found == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_mixture_keeps_the_chance_of_one_however_small() -> None:

@@ -14,6 +14,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from zdp_bench.errors import UserError
 from zdp_bench.privacy import noise
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
 from zdp_bench.privacy.noise import SecureNoise, SeededNoise, White, add_noise, draw
@@ -188,6 +189,11 @@ def test_numbers_of_a_seed_are_the_same_from_version_to_version() -> None:
     SeededNoise(7)._add_at_once([*at_once])
     numbers = [-0.1019681, 1.4015741, -1.0611891, -0.3303441]
     assert torch.cat([white.out for white in at_once]).tolist() == pytest.approx(numbers, abs=1e-6)
+    # the generator of a GPU takes 63 bits of the key: here, its 62nd is set
+    doubled = White(torch.zeros(2), 1.0, ("a", 0), 2.0), White(torch.zeros(2), 1.0, ("b", 0), 2.0)
+    SeededNoise(4)._add_at_once([*doubled])
+    numbers = [0.9810006, 0.0427903, 0.2453988, -1.3515882]
+    assert torch.cat([white.out for white in doubled]).tolist() == pytest.approx(numbers, abs=1e-6)
     state = noise.stream("key", "augment", 3).generate_state(2, np.uint64)
     assert state.tolist() == [6108440915898473565, 1518258773089673919]
     assert noise.stream_bytes("key", "augment", 3).hex() == "5d1c972ba68ac554bf62215f4ff01115"
@@ -303,6 +309,14 @@ def test_correlated_noise_follows_its_recurrence_in_any_order_of_steps() -> None
         out = torch.ones(3, dtype=torch.float64)
         correlated.add_white(White(out, 2.0, (step, "w"), 0.5))
         torch.testing.assert_close(out, (1 + expected[step]) * 0.5)
+
+
+def test_correlated_secure_noise_goes_on_and_is_not_drawn_again() -> None:
+    correlated = noise.CorrelatedNoise(SecureNoise(), (1.0, 0.5))
+    for step in (0, 1, 3):
+        correlated.add_white(White(torch.zeros(3), 2.0, (step, "w")))
+    with pytest.raises(UserError, match="step 2: its secure noise was drawn before, and is lost"):
+        correlated.add_white(White(torch.zeros(3), 2.0, (2, "w")))
 
 
 # ----------------------------------------------------------------------------------------- on a GPU

@@ -225,7 +225,8 @@ class ClassMeans(Algorithm):
         batch: Batch,
         shares: Shares | None = None,
     ) -> None:
-        if len(batch[0]):
+        inputs, _ = batch
+        if len(inputs):
             total[self.sums.weight] += self.sums.total(batch, shares)
 
     def contributions(
@@ -282,9 +283,10 @@ class ClassMeansFirst(FixedBound):
         batch: Batch,
         shares: Shares | None,
     ) -> None:
+        inputs, _ = batch
         if not self.sets_weights:
             super().accumulate(total, batch, shares)
-        elif len(batch[0]):
+        elif len(inputs):
             batch_sum = self._scale * self.sums.total(batch, shares)
             weight_total = total[self.sums.weight]
             weight_total += batch_sum.to(weight_total)

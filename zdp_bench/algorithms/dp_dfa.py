@@ -195,15 +195,17 @@ class DPDFA(Algorithm):
         total: dict[str, Tensor],
         batch: Batch,
     ) -> None:
-        if not len(batch[0]):
+        inputs, _ = batch
+        if not len(inputs):
             return
-        reason = state_of(self.problem.model, batch[0]).alone
+        reason = state_of(self.problem.model, inputs).alone
         if reason:
             raise UserError(f"{reason}: this algorithm cannot process examples one at a time.")
         add_up(total, self._sums(batch))
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
-        rows = zero_rows(self.problem.model, len(batch[0]))
+        inputs, _ = batch
+        rows = zero_rows(self.problem.model, len(inputs))
         for index, example in enumerate(split_batch(batch)):
             for name, share in self._sums(example).items():
                 rows[name][index] = share

@@ -251,10 +251,7 @@ def rdp_together(
         divergences_of = poisson_rdp
     divergences = np.zeros(len(orders))
     for z, sample_rate, steps in parts:
-        if sample_rate >= 1:
-            divergences += steps * np.array(orders) / (2 * z * z)
-        else:
-            divergences += steps * np.array(divergences_of(z, sample_rate, orders))
+        divergences += steps * np.array(divergences_of(z, sample_rate, orders))
     with quiet():
         return float(dp_accounting.rdp.compute_epsilon(orders, divergences, delta)[0])
 
