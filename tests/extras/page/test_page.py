@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 from base64 import b64encode
 from collections.abc import Callable
 from hashlib import sha256
@@ -15,6 +16,7 @@ import pytest
 
 from tests.report.test_tables import FILLINGS, TABLE, own
 from tests.test_records import record, save, typed
+from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.extras.page import page
 from zdp_bench.extras.page.curves import MAX_POINTS, curves_of
@@ -148,6 +150,21 @@ def test_names_tell_runs_apart(tmp_path: Path) -> None:
     names = [run["cells"]["name"] for run in made["runs"]]
     assert names[:3] == ["a, lr 0.1, seed 1 (a10000)", "a, lr 0.1, seed 2", "a, lr 0.3, seed 1"]
     assert names[3] == "a, lr 0.1, seed 1 (eeeeee)"
+
+
+def test_a_run_links_to_its_own_record(tmp_path: Path) -> None:
+    """A renamed folder's link led nowhere, and a copy's to the first run."""
+    save(tmp_path, record("a", 1))
+    (folder,) = (tmp_path / "runs" / "a").iterdir()
+    shutil.copytree(folder, folder.with_name("kept copy"))
+    made = page.runs_of(records.read_all(tmp_path), tmp_path, tmp_path / "page.html")
+    links = {run["record"] for run in made["runs"]}
+    assert links == {f"runs/a/{folder.name}/record.json", "runs/a/kept%20copy/record.json"}
+
+
+def test_names_that_are_no_text_are_shown_as_text(tmp_path: Path) -> None:
+    made = page.runs_of(typed([record("a", 1, config={"model": {"name": 5}})]), tmp_path, tmp_path)
+    assert made["runs"][0]["cells"]["model"] == "5"
 
 
 def test_a_run_has_the_name_tags_and_notes_that_it_was_given(tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save
+from torch import nn
 
 import zdp_bench
 from tests.extras.sharing.conftest import head_of, wrong
 from tests.library.conftest import Make
-from tests.library.small import train
+from tests.library.small import CLASSES, begin, train
 from tests.test_cli import run as command
 from tests.training.test_public_start import carry_out as carry_out_real
 from zdp_bench import records
@@ -265,6 +266,25 @@ def test_earlier_steps_of_the_ledger_count_also_when_it_is_verified(
     text = (tmp_path / "model/README.md").read_text()
     assert "steps of these weights" not in text  # whether they took the earlier steps is unknown
     assert wrong(tmp_path / "model") == {}
+
+
+class Scaled(nn.Linear):
+    """A layer whose state has a part that is no tensor."""
+
+    def get_extra_state(self) -> dict[str, float]:
+        return {"scale": 1.0}
+
+    def set_extra_state(self, state: dict[str, float]) -> None:
+        pass
+
+
+def test_a_state_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
+    """It was left out, and the export could not be loaded."""
+    model = nn.Sequential(Scaled(4, CLASSES))
+    with begin(model, tmp_path / "ledger.jsonl") as private:
+        train(private, most=1)
+        with pytest.raises(UserError, match=r"its state '0\._extra_state' is of type dict"):
+            private.export(tmp_path / "model")
 
 
 def test_what_a_loop_cannot_export_is_refused(of_loop: Path, make: Make, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`zdp_bench.load` and `zdp-bench predict`: the same model, in another process."""
 
+import json
 import resource
 import time
 from pathlib import Path
@@ -7,17 +8,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import zdp_bench
 from tests.extras.sharing.conftest import edit_source
-from tests.library.small import network
+from tests.library.small import CLASSES, begin, network, train
 from tests.training.test_run import configured
 from zdp_bench.errors import UserError
-from zdp_bench.extras.sharing.loading import predict_file, read_inputs
+from zdp_bench.extras.sharing.loading import config_of, predict_file, read_inputs
 from zdp_bench.extras.sharing.verification import verify
 from zdp_bench.training.run import Outcome
 from zdp_bench.training.setup import ModelSetup
+
+
+class Magnitudes(nn.Module):
+    """The magnitudes of a linear layer's outputs."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, CLASSES, dtype=dtype)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs.to(self.layer.weight.dtype)).abs()
+
 
 INPUTS = torch.randn(5, 8, 8, dtype=torch.complex64, generator=torch.Generator().manual_seed(1))
 
@@ -49,11 +62,14 @@ def test_numbers_of_either_byte_order_are_read(tmp_path: Path, kind: str, order:
 
 def test_inputs_that_do_not_fit_are_refused(exported: Path, of_loop: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "wide.npy", np.zeros((2, 9, 8)))
+    np.save(tmp_path / "scalar.npy", np.float32(3))
     np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
     np.save(tmp_path / "words.npy", np.array(["a"]))
     fits = r"contains float64 \[2, 9, 8\], but the model takes complex64 \[n, 8, 8\]"
     for folder, name, out, says in [
         (exported, "wide.npy", "out.npy", fits),
+        (exported, "scalar.npy", "out.npy", r"contains float32 \[\], but the model takes"),
+        (exported, "wide.npy", "wide.npy", "is the file with the inputs, which it would replace"),
         (exported, "objects.npy", "out.npy", "objects.npy: cannot be read"),
         (exported, "words.npy", "out.npy", r"words\.npy: contains <U1, not numbers\."),
         (exported, "none.npy", "out.npy", "none.npy: is missing"),
@@ -73,10 +89,34 @@ def test_a_loop_s_weights_come_back_into_its_network(of_loop: Path, tmp_path: Pa
         zdp_bench.load(of_loop)
     with pytest.raises(UserError, match=r"does not fit the model: .*size mismatch"):
         zdp_bench.load(of_loop, model=nn.Sequential(nn.Linear(4, 9)))
+    with torch.device("meta"), pytest.raises(UserError, match=r"'0\.weight' is on the meta device"):
+        zdp_bench.load(of_loop, model=network())
     with pytest.raises(UserError, match=r"^model: a value of type str was given, but"):
         zdp_bench.load(of_loop, model="network")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"no record\.json"):
         zdp_bench.load(tmp_path / "modle")
+
+
+def test_complex_weights_do_not_lose_their_imaginary_parts(tmp_path: Path) -> None:
+    """torch copies complex weights into a real network with no more than a warning."""
+    complex_model = Magnitudes(torch.complex64)
+    ledger = tmp_path / "ledger.jsonl"
+    with begin(complex_model, ledger, algorithm="zeta_dp_sgd") as private:
+        train(private, most=1)
+        private.export(tmp_path / "model")
+    with pytest.raises(UserError, match=r"'layer\.weight' is complex, but real in the model"):
+        zdp_bench.load(tmp_path / "model", model=Magnitudes(torch.float32))
+
+
+@pytest.mark.parametrize("value", [None, False])
+def test_an_option_that_was_off_and_was_removed_is_ignored(exported: Path, value: object) -> None:
+    record = json.loads((exported / "record.json").read_text())
+    config = config_of(record)
+    record["config"]["model"]["removed"] = value
+    assert config_of(record) == config
+    record["config"]["model"]["removed"] = True
+    with pytest.raises(UserError, match="removed"):
+        config_of(record)
 
 
 @pytest.mark.parametrize(

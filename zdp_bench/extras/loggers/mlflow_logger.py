@@ -50,7 +50,8 @@ class MlflowLogger:
             self._logged = self._read_logged(known[0].data.metrics)
             self._client.update_run(self._run, status="RUNNING")
             return
-        tags = {IDENTITY: run.identity, "recipe": run.recipe, **dict.fromkeys(run.tags, "true")}
+        # Ours come last, so that no tag of the user's replaces them.
+        tags = dict.fromkeys(run.tags, "true") | {IDENTITY: run.identity, "recipe": run.recipe}
         if run.notes:
             tags["mlflow.note.content"] = run.notes
         created = self._client.create_run(experiment, run_name=run.title, tags=tags)

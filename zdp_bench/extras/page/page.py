@@ -137,12 +137,12 @@ def runs_of(all_runs: list[Record], results: Path, page: Path) -> dict[str, Any]
     lines: list[dict[Any, Any]] = shown.where(shown.notna(), None).to_dict("records")
     titles = name_runs(all_runs, list(differs))
     curves, pairs = curves_of_all(results), Pairs()
-    from_page = Path(os.path.relpath(results, page.parent))
     runs = []
     for run, line, title in zip(all_runs, lines, titles, strict=True):
-        record = records.folder(from_page, run.recipe, run.run) / "record.json"
-        link = quote(record.as_posix())
-        facts: dict[str, Any] = {"cells": _cells(run, line, title), "record": link}
+        facts: dict[str, Any] = {"cells": _cells(run, line, title)}
+        if run.path:
+            from_page = Path(os.path.relpath(run.path, page.parent))
+            facts["record"] = quote(from_page.as_posix())
         for heading, section in SECTIONS.items():
             indices = pairs.indices_of(run.values.get(section) or {})
             if indices:
@@ -213,12 +213,15 @@ def _name_prefix(run: Record) -> str:
 def _cells(run: Record, line: dict[Any, Any], title: str) -> dict[str, Any]:
     """Return a run's values for its row in the table of runs, without missing ones."""
     cells = {key: line.get(key) for key in CELLS}
+    model, dataset, algorithm = (  # text, whatever a file of unknown origin holds
+        str(line[key] or "") for key in ("model", "dataset", "algorithm")
+    )
     cells |= {
         "name": title,
-        "what": names.words(" on ".join(filter(None, (line["model"], line["dataset"])))),
-        "algorithm": names.variant(line["algorithm"] or ""),
-        "dataset": names.words(line["dataset"]),
-        "model": names.words(line["model"] or ""),
+        "what": names.words(" on ".join(filter(None, (model, dataset)))),
+        "algorithm": names.variant(algorithm),
+        "dataset": names.words(dataset),
+        "model": names.words(model),
         "paper": run.claims.table or OWN,
         "value": run.headline.value,  # may be NaN, which `line` lacks
         "run": f"{run.recipe}/{run.run[:16]}",  # recipes may share a run

@@ -58,10 +58,10 @@ def export(
     record = records.read_document(home / files.RECORD)
     assert record is not None
     files.require_fit(record, home / files.RECORD)
-    weights = record["measured"]["weights"]
-    path = home / weights["file"]
+    path = home / "checkpoint.pt"
     saved = checkpoint.load(path, record["run"])
-    if saved is None or checkpoint.state_digest(saved.model) != weights["digest"]:
+    weights_digest = record["measured"]["weights"]["digest"]
+    if saved is None or checkpoint.state_digest(saved.model) != weights_digest:
         raise UserError(
             f"{path}: does not contain the record's weights. To recreate them, run: "
             f"{command_of(Record.of(record))}."
@@ -75,7 +75,7 @@ def recipe_of(record: Document) -> str:
     config = deepcopy(record["config"])
     defaults = []
     for group in GROUPS:
-        if "name" in config.get(group, {}):
+        if "name" in (config.get(group) or {}):
             defaults.append({f"override /{group}": config[group].pop("name") or "none"})
     recipe = {"defaults": defaults}
     for key, value in config.items():
@@ -99,14 +99,19 @@ def write_own(
 
     Args:
         folder: the folder to write.
-        model: the trained model.
+        model: the trained model, whose state consists of tensors.
         ledger: the path of the loop's ledger.
         about: the report's `name`, `algorithm`, `inputs`, `data` and `owners`.
         privacy: the result of `Private.report`.
         metrics: the test results to state in the card.
     """
-    state = model.state_dict()
-    weights = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    weights = model.state_dict()
+    for name, value in weights.items():
+        if not isinstance(value, Tensor):
+            raise UserError(
+                f"model: its state '{name}' is of type {type(value).__name__}, but a file of "
+                "weights holds tensors: let get_extra_state return a tensor, or nothing."
+            )
     report = {
         "format": 1,
         **about,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -73,8 +73,10 @@ def load(
     if not isinstance(model, nn.Module):
         instead = "create the network whose weights the folder has"
         raise wrong_type("model", model, "a torch.nn module", instead)
+    weights_of_folder = files.read_weights(folder / files.WEIGHTS)
+    _require_same_field(folder, model, weights_of_folder)
     try:
-        model.load_state_dict(files.read_weights(folder / files.WEIGHTS))
+        model.load_state_dict(weights_of_folder)
     except RuntimeError as error:
         raise UserError(
             f"{folder / files.WEIGHTS}: does not fit the model: {in_one_line(error)}."
@@ -83,6 +85,26 @@ def load(
     if representation:
         model = Represented(representation, model)
     return model.eval()
+
+
+def _require_same_field(folder: Path, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Reject a model without memory, and one that is real where the weights are complex.
+
+    torch would drop the imaginary parts.
+    """
+    for name, own in model.state_dict().items():
+        if not isinstance(own, Tensor):
+            continue
+        if own.is_meta:
+            raise UserError(
+                f"model: '{name}' is on the meta device and has no memory: create the network "
+                "outside `torch.device('meta')`."
+            )
+        if name in weights and weights[name].is_complex() and not own.is_complex():
+            raise UserError(
+                f"{folder / files.WEIGHTS}: does not fit the model: '{name}' is complex, but real "
+                "in the model."
+            )
 
 
 def find_representation(
@@ -195,12 +217,16 @@ def config_of(record: Document) -> Run:
 
 
 def _drop_removed(options: dict[str, Any], allowed: Collection[str]) -> dict[str, Any]:
-    """Return the options without unknown ones that are null.
+    """Return the options without unknown ones that are null or false.
 
     An earlier version had these, and they were off. Other unknown options are kept, so that the
     check of the configuration rejects them.
     """
-    return {key: value for key, value in options.items() if key in allowed or value is not None}
+    return {
+        key: value
+        for key, value in options.items()
+        if key in allowed or not (value is None or value is False)
+    }
 
 
 def info_of(record: Document) -> DatasetInfo:
@@ -244,6 +270,8 @@ def predict_file(
     if out.suffix != ".npy":
         raise UserError(f"--out {out}: must end with .npy.")
     require_regular(out)
+    if out.exists() and inputs.exists() and out.samefile(inputs):
+        raise UserError(f"--out {out}: is the file with the inputs, which it would replace.")
     record = files.read(folder)
     if files.is_report(record):
         raise UserError(
@@ -252,7 +280,7 @@ def predict_file(
     shape, dtype_name = files.raw_example(record)
     dtype = getattr(torch, dtype_name)
     examples = read_inputs(record, inputs)
-    has_shape = len(examples) > 0 and examples.shape[1:] == shape
+    has_shape = examples.dim() > 0 and len(examples) > 0 and examples.shape[1:] == shape
     if not has_shape or not torch.can_cast(examples.dtype, dtype):
         raise UserError(
             f"{inputs}: contains {_describe(examples.dtype, examples.shape)}, but the model takes "
