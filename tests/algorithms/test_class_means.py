@@ -28,6 +28,12 @@ RUN = [*MODEL, "algorithm=class_means", "trainer.sample_rate=1", "trainer.epochs
 START = [*MODEL, "algorithm=dp_sgd", "algorithm.start_steps=3"]
 
 
+def test_a_share_has_norm_1_and_the_noise_is_sigma() -> None:
+    algorithm, _, _ = make(CASE)
+    (block,) = algorithm.mechanism().blocks
+    assert (block.bound, block.std) == pytest.approx((1.0, algorithm.noise_multiplier), rel=2e-9)
+
+
 def test_the_classifier_is_the_noisy_sum_of_centred_labels_times_features() -> None:
     algorithm, model, kind = make(CASE)
     inputs, targets = examples(7, kind)

@@ -222,7 +222,10 @@ def test_what_vmap_cannot_map_is_passed_one_by_one(caplog: pytest.LogCaptureFixt
         for _ in range(2):
             ours = reference.per_sample_gradients(model, loss, (inputs, targets))
             torch.testing.assert_close(ours, right)
+        plain = nn.Linear(WIDTH, 3)
+        reference.per_sample_gradients(plain, loss, (inputs, targets))
     assert caplog.text.count("cannot vectorise the model") == 1
+    assert (model in reference._without_vmap, plain in reference._without_vmap) == (True, False)
 
 
 def test_a_pass_that_writes_into_its_example_changes_no_batch() -> None:
@@ -323,6 +326,14 @@ def clamp_weights() -> Callable[[Any, Tensor], Tensor]:
     return answer
 
 
+def nudge_weights() -> Callable[[Any, Tensor], Tensor]:
+    def answer(net: Any, x: Tensor) -> Tensor:
+        net.layer.weight.data.mul_(1 + 1e-6)
+        return net.layer(x)
+
+    return answer
+
+
 def clamp_frozen_weights() -> Callable[[Any, Tensor], Tensor]:
     def answer(net: Any, x: Tensor) -> Tensor:
         net.layer.bias.data.clamp_(max=1 / float(x.abs().max()))
@@ -338,6 +349,7 @@ def clamp_frozen_weights() -> Callable[[Any, Tensor], Tensor]:
         (scaled_by_a_hook, "gradient of parameter 'layer.weight' .* changes once others"),
         (scaled_by_a_function, "gradient of parameter 'layer.weight' .* changes once others"),
         (clamp_weights, "'layer.weight' was changed .* not even through .data"),
+        (nudge_weights, "'layer.weight' was changed .* not even through .data"),
     ],
 )
 def test_what_a_pass_leaves_for_the_next_is_refused(
@@ -353,6 +365,15 @@ def test_what_a_pass_leaves_for_the_next_is_refused(
     with pytest.raises(UserError, match=words):
         reference.differentiate_in_loop(model, loss, (examples, torch.randn(4)))
     assert torch.equal(model.layer.weight, weights)
+
+
+def test_a_weight_that_is_no_number_counts_as_unchanged() -> None:
+    layer = nn.Linear(WIDTH, 2)
+    with torch.no_grad():
+        layer.weight[0, 0] = torch.nan
+    batch = torch.randn(3, WIDTH), torch.zeros(3)
+    gradients = reference.differentiate_in_loop(layer, loss, batch)
+    assert gradients["weight"].shape == (3, 2, WIDTH)
 
 
 class WithDropout(nn.Module):

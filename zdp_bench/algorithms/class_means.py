@@ -62,7 +62,8 @@ def _compute_layer_inputs(model: nn.Module, inputs: Tensor) -> Tensor:
             model(inputs)
     finally:
         handle.remove()
-    return received[0]
+    features, *_ = received
+    return features
 
 
 def _normalize(rows: Tensor) -> Tensor:

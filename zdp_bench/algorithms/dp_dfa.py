@@ -136,7 +136,7 @@ class DPDFA(Algorithm):
         self.limits = torch.tensor(
             [[limit] for limit in (*self.signals, *self.activation_clips)],  # [2L, 1]
             dtype=torch.float64,
-            device=self.connected_parameters[0].device,
+            device=next(problem.model.parameters()).device,
         )
         self.parameters = set(trainable(problem.model))
         self._feedback: dict[str, Tensor] = {}
@@ -472,8 +472,8 @@ def split_chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:
     """
     front: list[str] = []
     connected: dict[str, nn.Linear] = {}
-    for names in layers(model):
-        name, _, _ = names[0].rpartition(".")
+    for parameter_name, *_ in layers(model):
+        name, _, _ = parameter_name.rpartition(".")
         layer = model.get_submodule(name)
         if isinstance(layer, nn.Linear):
             connected[name] = layer

@@ -87,7 +87,8 @@ def add_calls(calls: list[LayerGradient]) -> LayerGradient:
     `squared_norms` unless there is only one call.
     """
     if len(calls) == 1:
-        return calls[0]
+        (call,) = calls
+        return call
 
     def summands() -> Summands:
         masses, counts = zip(*(summands_of(call) for call in calls), strict=True)

@@ -385,7 +385,7 @@ def _in_chunks(
     slices = cut(shares or (1,) * len(inputs))
     for start in range(0, max(1, len(slices)), chunk):
         chunk_slices = slices[start : start + chunk]
-        examples = slice(0, 0)
+        examples = slice(start, start)
         if chunk_slices:
             examples = slice(chunk_slices[0].start, chunk_slices[-1].stop)
         chunk_shares = None if shares is None else shares[start : start + chunk]

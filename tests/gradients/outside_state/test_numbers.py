@@ -20,7 +20,13 @@ from zdp_bench.gradients.outside_state import numbers, preserve_outside_state
 REFUSED = "outside of the model, of shape .* was changed by the model or the loss"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.bool])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.complex128),
+        *(torch.bool, torch.int16, torch.int64),
+    ],
+)
 @pytest.mark.parametrize(
     "write",
     [
@@ -162,6 +168,22 @@ def test_a_tensor_whose_numbers_share_memory_is_not_copied() -> None:
     number = torch.zeros(1)
     with pytest.raises(UserError, match=REFUSED), preserve_outside_state(number.expand(2)):
         number.add_(1)
+
+
+def test_a_tensor_of_one_number_is_restored_whatever_its_stride() -> None:
+    tensor = torch.zeros(3).as_strided((1,), (0,))
+    with preserve_outside_state(tensor):
+        tensor.add_(1)
+    assert not tensor.any()
+
+
+def test_a_small_change_beside_a_nan_is_undone() -> None:
+    tensor = torch.tensor([8.0, float("nan")])
+    with preserve_outside_state(tensor) as restore:
+        tensor[0] += 1e-5
+        assert restore()
+        assert not restore()
+    assert float(tensor[0]) == 8.0
 
 
 def test_state_of_the_largest_size_is_still_restored(monkeypatch: pytest.MonkeyPatch) -> None:

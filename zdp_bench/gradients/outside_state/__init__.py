@@ -92,7 +92,8 @@ def _restore_all(contents: list[Content]) -> bool:
             except Exception as error:
                 errors.append(error)
     if errors:
-        raise errors[0]
+        first_error, *_ = errors
+        raise first_error
     return has_changed
 
 
