@@ -112,4 +112,26 @@ def _(function: Any) -> Content:
             misses = function.cache_info().misses
         return False  # a smaller cache affects no result
 
-    return Content([*gc.get_referents(function), function.__dict__], clear)
+    return Content([*_parts_of_cache(function), function.__dict__], clear)
+
+
+def _parts_of_cache(function: Any) -> list[Any]:
+    """Return the cached function and what its cache holds, but not the cache's own dictionary.
+
+    A cache of limited size points to the entries of its dictionary, so Python would crash if that
+    were cleared.
+    """
+    size = function.cache_info().currsize
+    is_limited = function.cache_info().maxsize is not None
+    parts = []
+    for part in gc.get_referents(function):  # with the results of a cache of limited size
+        is_own = type(part) is dict and part is not function.__dict__ and len(part) == size
+        if is_own and (not is_limited or all(map(_is_entry, part.values()))):
+            parts.extend([*part.keys(), *part.values()])
+        else:
+            parts.append(part)
+    return parts
+
+
+def _is_entry(value: Any) -> bool:
+    return type(value).__name__ == "_lru_list_elem"

@@ -7,6 +7,7 @@ from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
 from zdp_bench.gradients.outside_state.content import (
+    MISSING,
     Content,
     are_same,
     class_and_attributes_of,
@@ -44,7 +45,7 @@ def _(values: set) -> Content:
     def restore() -> bool:
         if ids == set(map(id, set.copy(values))):
             return False
-        set.clear(values)
+        set.difference_update(values, [item for item in set.copy(values) if id(item) not in ids])
         set.update(values, items)
         return True
 
@@ -62,9 +63,16 @@ def _(values: dict) -> Content:
         has_same_keys = are_same(list(kind.keys(values)), keys)
         if has_same_keys and are_same(list(kind.values(values)), contents):
             return False
-        kind.clear(values)
+        # Only what differs is replaced: another thread may read the globals of a module meanwhile.
+        for key in set(kind.keys(values)).difference(keys):
+            kind.__delitem__(values, key)
         for key, content in items:
-            kind.__setitem__(values, key, content)
+            if kind.get(values, key, MISSING) is not content:
+                kind.__setitem__(values, key, content)
+        if not are_same(list(kind.keys(values)), keys):  # in another order
+            kind.clear(values)
+            for key, content in items:
+                kind.__setitem__(values, key, content)
         return True
 
     parts = [*keys, *contents, *class_and_attributes_of(values)]

@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import pickle
+import threading
 import types
 import warnings
 import weakref
@@ -34,7 +35,7 @@ from zdp_bench.gradients.outside_state.numbers import content_of_table, is_table
 # Modules of libraries whose objects hold what a user stores in them. Others, such as loggers and
 # trainers, may be in use by other threads.
 MODULES_OF_HOLDERS = (
-    *("_thread", "argparse", "builtins", "collections", "functools", "itertools", "queue", "types"),
+    *("argparse", "builtins", "collections", "functools", "itertools", "queue", "types"),
     *("weakref", "_weakrefset", "numpy", "scipy", "pandas", "torch._library.custom_ops"),
     *("torch.distributions", "torch.nn", "torch.optim", "torch.utils.data"),
     *("sklearn", "transformers", "timm", "monai", "peft", "einops", "torchvision", "torchaudio"),
@@ -57,10 +58,34 @@ def _(value: Any) -> Content:
     elif isinstance(value, nn.Module):
         pass
     elif owner.__module__.startswith(MODULES_OF_HOLDERS):
-        parts.extend(gc.get_referents(value))  # such as the function and arguments of a partial
+        parts.extend(_referents_of(value))  # such as the function and arguments of a partial
     else:
         return Content(())
     return Content([*parts, *attributes_of(value)])
+
+
+def _referents_of(value: Any) -> list[Any]:
+    """Return the objects that an object refers to, with the items of its private containers.
+
+    A private container is no attribute. Only code in C changes it, which may point into it, so that
+    Python could crash if it were restored.
+    """
+    if type(value).__module__ == "itertools":  # the containers are the user's
+        return gc.get_referents(value)
+    public = {id(value.__self__)} if isinstance(value, types.BuiltinMethodType) else set()
+    for owner in type(value).__mro__:
+        for descriptor in vars(owner).values():
+            if isinstance(descriptor, types.MemberDescriptorType):
+                public.add(id(Slot(value, descriptor).read()))
+    parts: list[Any] = []
+    for part in gc.get_referents(value):
+        if type(part) not in (dict, list, set) or id(part) in public:
+            parts.append(part)
+        elif type(part) is dict:
+            parts.extend([*part.keys(), *part.values()])
+        else:
+            parts.extend(part)
+    return parts
 
 
 def _slots_of(value: Any) -> list[Slot]:
@@ -133,6 +158,12 @@ def _(proxy: Any) -> Content:
         return Content([proxy.__init__.__self__])
     except ReferenceError:  # the object no longer exists
         return Content(())
+
+
+@content_of.register
+def _(local: threading.local) -> Content:
+    """Return what is this thread's own. Other threads use theirs meanwhile."""
+    return Content([type(local), *_slots_of(local), *attributes_of(local)])
 
 
 @content_of.register
@@ -220,10 +251,13 @@ def _(iterator: Iterator) -> Content:
 
 def _parts_of_iterator(iterator: Iterator) -> list[Any]:
     """Return the objects that an iterator of Python's refers to, such as a running total."""
-    if not isinstance(iterator, types.GeneratorType):
-        return gc.get_referents(iterator)
-    frame = iterator.gi_frame
-    return [] if frame is None else [*frame.f_locals.values()]  # None at its end
+    if isinstance(iterator, types.GeneratorType):
+        frame = iterator.gi_frame
+        return [] if frame is None else [*frame.f_locals.values()]  # None at its end
+    parts = gc.get_referents(iterator)
+    if isinstance(iterator, itertools.cycle):  # it counts positions in a list of its own
+        return [*parts[:-1], *parts[-1]]
+    return parts
 
 
 def _position_of(iterator: Iterator) -> Any:
