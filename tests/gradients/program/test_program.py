@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from queue import SimpleQueue
 from types import MethodType, SimpleNamespace
 from typing import Any
@@ -279,6 +280,62 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 def test_a_process_that_is_forked_after_a_recording_can_take_steps() -> None:
     python("-c", STEP_OF_A_FORK)
+
+
+class Tables:
+    """A helper of a model, outside of its modules, which creates a table when it is first used."""
+
+    def __init__(self) -> None:
+        self.table: Tensor | None = None
+
+    def find(self, size: int) -> Tensor:
+        if self.table is None:
+            self.table = torch.arange(float(size))
+        return self.table
+
+    @cached_property
+    def four(self) -> Tensor:
+        return torch.arange(4.0)
+
+
+def find_in_buffer(net: Any, x: Tensor) -> Tensor:
+    if net.table is None:
+        net.register_buffer("table", torch.arange(float(x.shape[-1])), persistent=False)
+    return x + net.table
+
+
+def find_in_dictionary(net: Any, x: Tensor) -> Tensor:
+    size = x.shape[-1]
+    if size not in net.tables:
+        net.tables[size] = torch.arange(float(size))
+    return x + net.tables[size]
+
+
+STORES_A_TABLE: dict[str, Callable[..., Tensor]] = {
+    "a buffer": find_in_buffer,
+    "a dictionary": find_in_dictionary,
+    "a default of a dictionary": lambda net, x: (
+        x + net.tables.setdefault("table", torch.arange(4.0))
+    ),
+    "a list": lambda net, x: net.seen.append(torch.arange(4.0)) or x + net.seen[0],
+    "another object": lambda net, x: x + net.helper.find(x.shape[-1]),
+    "a cached property": lambda net, x: x + net.helper.four,
+}
+
+
+@pytest.mark.parametrize("name", STORES_A_TABLE)
+def test_what_a_model_stores_while_it_is_recorded_is_gone_right_after(name: str) -> None:
+    """Its tensors have no values, so that the checks of the program could not run on it."""
+    function = STORES_A_TABLE[name]
+    model = Made(lambda net, x: net.layer(function(net, x)), layer=nn.Linear(4, 2))
+    model.register_buffer("table", None)
+    model.tables, model.seen, model.helper = {}, [], Tables()
+    program = make(model, X)
+    assert model.table is None
+    assert not model.tables
+    assert not model.seen
+    assert vars(model.helper) == {"table": None}
+    torch.testing.assert_close(program.run(model, X), model(X))
 
 
 def test_a_later_recording_runs_on_the_examples_of_the_first() -> None:

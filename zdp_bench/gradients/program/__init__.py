@@ -323,8 +323,7 @@ def state_of(model: nn.Module, inputs: Tensor) -> State:
     state = State(signature=signature, step=known.step, examples=examples)
     if not is_ours(model):
         try:
-            with preserve_outside_state(model, weights=model.parameters()):
-                state.program = make(model, examples)
+            state.program = make(model, examples)
         except Alone as error:
             state.alone = str(error)
             state.layer = error.layer

@@ -35,6 +35,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from zdp_bench.errors import first_line
+from zdp_bench.gradients.outside_state import preserve_outside_state
 from zdp_bench.gradients.parts import Parts, leaves_by_path, takes_parts
 from zdp_bench.gradients.program.calls import Alone, is_mutable, is_users, show_line
 from zdp_bench.gradients.program.flatten import flatten
@@ -88,7 +89,8 @@ def record(model: nn.Module, inputs: Tensor) -> Recorded:
     """Return the operations of a model's forward function.
 
     Args:
-        model: the model. Attributes that its forward function sets are restored.
+        model: the model. What its forward function stores is restored, because the tensors of a
+            recording have no values.
         inputs: two or more examples; their values do not matter.
 
     Raises:
@@ -97,7 +99,8 @@ def record(model: nn.Module, inputs: Tensor) -> Recorded:
     """
     _start_autograd()
     require_no_backward_hooks(model)
-    exported = _export(model, inputs)
+    with preserve_outside_state(model, weights=model.parameters()):
+        exported = _export(model, inputs)
     _require_nothing_changed(exported)
     _require_no_hidden_parameter(model, exported)
     graph = flatten(exported.graph_module)
@@ -135,7 +138,7 @@ def _export(model: nn.Module, inputs: Tensor) -> ExportedProgram:
     recording_contexts = (
         _silence(),
         torch.backends.opt_einsum.flags(enabled=False),
-        _unchanged(model),
+        _without_own_hooks(model),
         takes_parts(model),
         whole_leaves(model, inputs),
         recurrent_layers(),
@@ -260,13 +263,11 @@ def _python_random_states() -> Any:
 
 
 @contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Restore the attributes that the forward function sets.
+def _without_own_hooks(model: nn.Module) -> Iterator[None]:
+    """Remove this package's own hooks inside the context.
 
-    Inside the context, this package's own hooks, which watch layers for other checks, are removed,
-    because a recording would contain what they do.
+    They watch layers for other checks, and a recording would contain what they do.
     """
-    attributes = [(module, dict(vars(module))) for module in model.modules()]
     hook_dicts = [vars(module)[kind] for module in model.modules() for kind in HOOKS]
     saved_dicts = [dict(hooks) for hooks in hook_dicts]
     for hooks in hook_dicts:
@@ -280,9 +281,6 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
         for hooks, saved in zip(hook_dicts, saved_dicts, strict=True):
             hooks.clear()
             hooks.update(saved)
-        for module, before in attributes:
-            vars(module).clear()
-            vars(module).update(before)
 
 
 @contextmanager
