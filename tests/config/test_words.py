@@ -254,6 +254,23 @@ def test_two_files_of_one_name_are_refused(mine: Path, other: str) -> None:
     assert read_words([f"recipe={mine},{path_as_typed}"], sweep=True)  # the same file
 
 
+def test_a_files_name_may_be_in_quotes(mine: Path) -> None:
+    assert configured([f'recipe="{mine}"', 'launcher="local"']).recipe == "mine"
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("claims: []", "Cannot merge DictConfig with ListConfig."),
+        ("hydra: {sweeper: {params: {seed: null}}}", "field 'hydra.sweeper.params.seed' is not"),
+    ],
+)
+def test_a_recipe_that_does_not_compose_says_why(mine: Path, line: str, why: str) -> None:
+    """The sentence ended before the reason."""
+    mine.write_text(f"{MINE}{line}\n")
+    assert why in sentence_of(f"recipe={mine}")
+
+
 def test_a_recipe_that_is_a_link_to_itself_is_refused(tmp_path: Path) -> None:
     loop = tmp_path / "mine.yaml"
     loop.symlink_to(loop)

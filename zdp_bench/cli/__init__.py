@@ -16,8 +16,6 @@ from __future__ import annotations
 import gc
 import io
 import os
-import re
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -103,8 +101,7 @@ def _run_command(words: list[str]) -> int:
         with stop_on_sigterm():
             return COMMANDS[options.verb].run(options)
     except UserError as error:
-        sentence = f"{error}{_suggest_command(str(error), words)}"
-        _print_message(hide_environment(sentence, words))
+        _print_message(hide_environment(str(error), words))
         return 2
     except Stopped as stop:
         advice = f"; everything is saved, and {CONTINUING} from here"
@@ -129,16 +126,6 @@ def _has_working_folder() -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _suggest_command(error: str, words: list[str]) -> str:
-    """Return the complete command with the data set that an error suggests; '' if it has none."""
-    suggestion = re.search(r"\buse (dataset=.+)\.$", error)
-    if not suggestion or words[:1] != ["run"]:
-        return ""
-    replaced = ("dataset=", "dataset.", "paths.data=", "privacy.unit=")
-    other_words = [word for word in words if not word.lstrip("+").startswith(replaced)]
-    return f" For example: zdp-bench {shlex.join([*other_words, *suggestion[1].split()])}"
 
 
 def _print_message(sentence: str) -> None:

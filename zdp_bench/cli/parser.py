@@ -99,7 +99,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
             actions = command_parser._actions
             allowed = [option for action in actions for option in action.option_strings]
             name, _, value = word.partition("=")
-            keys = list_keys() if hasattr(options, "overrides") else []
+            keys = _list_keys() if hasattr(options, "overrides") else []
             same_name = [key for key in keys if f".{key}".endswith(f".{name.lstrip('-')}")]
             if same_name:
                 advice = f"write {same_name[0]}={value or '...'}: a key has no dashes."
@@ -115,6 +115,12 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     return options
 
 
+def _list_keys() -> list[str]:
+    from zdp_bench.config.plugins import list_all_keys
+
+    return [key for key, _ in list_all_keys()]
+
+
 def _require_distinct_keys(parser: Parser, words: Sequence[str]) -> None:
     """Reject a key that is given twice, because its last value would silently win."""
     word_of: dict[str, str] = {}
@@ -124,18 +130,3 @@ def _require_distinct_keys(parser: Parser, words: Sequence[str]) -> None:
             parser.error(f"{key} is given twice: {word_of[key]} and {word}; leave one out.")
         if equals:
             word_of[key] = word
-
-
-def list_keys() -> list[str]:
-    """Return all groups and dotted keys in our YAML files, for suggestions."""
-    from zdp_bench import assets, records
-
-    folders = {path.name: path for path in assets.CONF.iterdir() if path.is_dir()}
-    folders |= {"recipe": assets.RECIPES, "dataset": assets.DATASETS}
-    keys = [*folders, *records.flatten(assets.read_yaml(assets.CONF / "config.yaml"))]
-    for group in folders.keys() - {"recipe", "launcher"}:
-        for path in assets.group(folders[group]).values():
-            options = assets.read_yaml(path)
-            settable = {key: value for key, value in options.items() if key not in ("name", "card")}
-            keys += records.flatten({group: settable})
-    return [key for key in keys if not key.startswith(("hydra", "defaults"))]

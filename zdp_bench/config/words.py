@@ -259,6 +259,7 @@ def is_file_name(recipe: str) -> bool:
 def _adopt_all(word: str) -> str:
     """Return a word in which each recipe file is replaced by the recipe's name."""
     key, _, value = word.partition("=")
+    value = value.strip("'\"")
     if key != "recipe" or not is_file_name(value):
         return word
     parts = value.split(",")

@@ -49,8 +49,14 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(
             "--delete: only `zdp-bench data cache` deletes; it deletes the whole cache."
         )
+    if options.format != "rich" and options.action != "show":
+        raise UserError(f"--format {options.format}: only `zdp-bench data show` prints a table.")
+    if options.action == "cache" and options.dataset:
+        raise UserError(
+            f"zdp-bench data cache {options.dataset}: all data sets share the cache, so leave out "
+            "the name; --delete would delete all of it."
+        )
     if options.action == "cache":
-        _require_whole_cache(options)
         return _show_cache(options.delete)
     root = data_root(options)
     path = Path(options.dataset or "")  # of the user's own data, if it exists
@@ -77,8 +83,6 @@ def run(options: argparse.Namespace) -> int:
     if options.action == "show":
         print_sheet(show_data_root(root, cards), options.format)
         return 0
-    if options.format != "rich":
-        raise UserError(f"--format {options.format}: only `zdp-bench data show` prints a table.")
     if options.action == "fetch" and not options.dataset:
         names = ", ".join(card.name for card in cards)
         raise UserError(f"zdp-bench data fetch needs a data set: one of {names}.")
@@ -171,17 +175,6 @@ def _print_problems(name: str, checked: Iterable[tuple[Path, str]]) -> int:
     if num_files:
         print(f"{name}: {num_files:,} files checked, {num_refused:,} refused")
     return 2 if num_refused else 0
-
-
-def _require_whole_cache(options: argparse.Namespace) -> None:
-    """Reject what would restrict or format the output of `zdp-bench data cache`."""
-    if options.dataset:
-        raise UserError(
-            f"zdp-bench data cache {options.dataset}: all data sets share the cache, so leave out "
-            "the name; --delete would delete all of it."
-        )
-    if options.format != "rich":
-        raise UserError(f"--format {options.format}: only `zdp-bench data show` prints a table.")
 
 
 def _show_cache(delete: bool) -> int:

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="an exported model",
     )
-    add_format(parser, "md", "csv", "json")
+    add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:
