@@ -86,6 +86,31 @@ def test_rows_of_tensors_are_the_batch_of_the_items(inputs: torch.Tensor, inner:
         assert torch.equal(leaf, expected)
 
 
+@pytest.mark.parametrize(
+    "indices",
+    [
+        [True, False, True],
+        torch.tensor([True, False, True]),
+        np.array([True, False]),
+        [1.0, 2.7],
+        ["1", "2"],
+        torch.tensor([True, True]).nonzero(),
+        np.argwhere([True, True]),
+    ],
+)
+def test_indices_that_are_no_integers_are_left_to_the_items(indices: Any) -> None:
+    """A mask was read as rows 1 and 0."""
+    subset = Subset(TensorDataset(IMAGES, torch.arange(6)), indices)
+
+    def shapes(dataset: Any) -> Any:
+        try:
+            return [leaf.shape for leaf in Items(dataset).batch([0, 1])]
+        except (UserError, IndexError, TypeError) as error:
+            return str(error)
+
+    assert shapes(subset) == shapes(ItemByItem(subset))
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_tensor_dataset_without_pairs_is_refused(count: int) -> None:
     with pytest.raises(UserError, match="a pair \\(input, target\\) is needed"):

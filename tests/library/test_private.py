@@ -402,6 +402,12 @@ def test_evaluation_in_between_changes_nothing_and_nothing_is_left_on_the_model(
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
+def test_steps_of_an_own_loop_are_not_replayed_from_a_graph(make: Make) -> None:
+    """A graph reads the memory that the weights had when it was captured."""
+    private = make()
+    assert private._training.captured_sums.refused
+
+
 def test_frozen_parameters_stay_and_are_named(make: Make) -> None:
     model = network()
     model[0].requires_grad_(False)  # type: ignore[index]

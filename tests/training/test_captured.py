@@ -123,7 +123,7 @@ def test_steps_with_captured_sums_train_as_steps_without(tmp_path: Path) -> None
 
 
 def test_steps_with_a_noise_source_each_share_one_captured_sum(tmp_path: Path) -> None:
-    """In one's own loop, each step captured another graph, and all of them stayed in memory."""
+    """Each captured another one, and all of them stayed in memory."""
     training, batch = prepare("real_cnn", "dp_sgd", tmp_path, "cpu")
     training = replace(training, captured_sums=CapturedSums(capture=False))
     with closing(training.ledger):

@@ -334,17 +334,28 @@ def _seed_function(transform: Any) -> Callable[..., Any] | None:
 def _rows_of_tensors(dataset: Any, indices: Sequence[int] | np.ndarray) -> list[Tensor] | None:
     """Return a batch of a `TensorDataset` or of a `Subset` of one; None for other datasets.
 
-    It equals the batch of the items, which are rows of two tensors, and is faster.
+    It equals the batch of the items, which are rows of two tensors, and is faster. Indices that are
+    not integers, such as a mask, are left to the items.
     """
     if type(dataset) is Subset:
-        return _rows_of_tensors(dataset.dataset, [int(dataset.indices[i]) for i in indices])
+        inner_indices = [dataset.indices[index] for index in indices]
+        return _rows_of_tensors(dataset.dataset, inner_indices)
     if type(dataset) is not TensorDataset or len(dataset.tensors) != 2:
         return None
     if any(not _has_plain_rows(tensor) for tensor in dataset.tensors):
         return None
+    if not all(map(_is_integer, indices)):
+        return None
     rows = torch.from_numpy(np.array(indices, dtype=np.int64))
     # As after `torch.stack`, each batch is contiguous.
     return [tensor[rows].contiguous() for tensor in dataset.tensors]
+
+
+def _is_integer(index: Any) -> bool:
+    """Return True for an integer of Python, NumPy or torch; False for a bool."""
+    if isinstance(index, Tensor):
+        return index.dim() == 0 and index.dtype == torch.int64
+    return type(index) is int or isinstance(index, np.integer)
 
 
 def _has_plain_rows(tensor: Tensor) -> bool:

@@ -46,6 +46,7 @@ from zdp_bench.privacy.tally import Tally
 from zdp_bench.registry import lookup
 from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import MicroBatches, Size, draw_batch, read_in_pieces
+from zdp_bench.training.captured import CapturedSums
 from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.evaluation import DIVERGED, GROWTH, WATCHED
 from zdp_bench.training.interrupts import explain_write_errors, stop_signals
@@ -176,6 +177,9 @@ class Private:
             self.ledger,
             self._max_releases,
             self.ranks,
+            # A graph would not see what your code changes between steps: a weight of the loss, or
+            # the memory of the parameters.
+            CapturedSums(refused="other code may run between the steps"),
         )
         watch_steps(self.model, self.optimizer, self.journal.resources)
         self._record_versions()
