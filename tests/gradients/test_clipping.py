@@ -25,10 +25,14 @@ from zdp_bench.gradients.clipping import (
     squared_norms,
 )
 from zdp_bench.gradients.layer_gradient import (
+    LayerGradient,
     ParameterGradient,
+    add_calls,
     apply_factors,
+    bound_summands,
     gram_norms,
     summands_of,
+    transform,
 )
 from zdp_bench.gradients.rules import convolution, linear
 
@@ -249,6 +253,22 @@ def test_the_mass_of_an_embeddings_summands_is_that_of_as_many_equal_ones() -> N
     index, g = torch.randint(0, 7, (2, 5)), torch.tensor([3.0, 4.0]).expand(2, 5, 2)
     mass, number = summands_of(linear.embedding(nn.Embedding(7, 2), index, g)["weight"])
     assert (number, mass.tolist()) == (5, pytest.approx([25.0, 25.0]))
+
+
+def test_summands_are_those_of_all_calls_times_the_gain_of_a_map() -> None:
+    """A gradient that is there is one term. Products at T positions are bounded by ‖g‖‖x‖√uses."""
+    g = torch.tensor([3.0, 4.0]).expand(2, 2)
+    call = LayerGradient.from_gradients(g)
+    for each, length, terms in (
+        (call, 5.0, 1),
+        (add_calls([call, call]), 10.0, 2),
+        (transform(call, lambda value: 3 * value, 3.0, 4), 15.0, 5),
+    ):
+        mass, number = summands_of(each)
+        assert (number, mass.tolist()) == (terms, pytest.approx([length, length]))
+    for uses, length in (({}, 25.0), ({"uses": 9}, 75.0)):
+        mass, number = bound_summands(g, g, 7, **uses)
+        assert (number, mass.tolist()) == (7, pytest.approx([length, length]))
 
 
 def test_the_squared_norm_of_terms_that_cancel_is_never_below_0() -> None:

@@ -296,6 +296,20 @@ def test_examples_added_a_few_at_a_time_are_the_sum_of_them_all(
 
 
 @pytest.mark.parametrize("engine", ["fast", "reference"])
+def test_a_scale_of_complex_gradients_is_one_of_their_norms(engine: Engine) -> None:
+    torch.manual_seed(0)
+    model = ComplexConv2d(3, 4, 3)
+    batch = torch.randn(4, 3, 9, 10, dtype=torch.complex64), torch.zeros(4)
+    whole, scaled = (
+        clipped_sum(model, loss, batch, 1e6, complex_scale=scale, engine=engine)
+        for scale in (1.0, 0.3)
+    )
+    torch.testing.assert_close(scaled.norms, 0.3 * whole.norms)
+    expected = {name: 0.3 * value for name, value in whole.sums.items()}
+    torch.testing.assert_close(scaled.sums, expected)
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
 def test_a_parameter_that_does_not_move_the_loss_has_a_plain_zero(engine: Engine) -> None:
     """Plain, so that other sums can be added in place."""
     idles = lambda net, x: net.used(x) + 0 * net.idle(x.detach()).detach()  # noqa: E731

@@ -345,7 +345,8 @@ class ParameterGradient:
         scale = self._scale(complex_scale)
         earlier_sum = total.get(name)
         if self.kept is not None and earlier_sum is not None and _fits(self.kept, earlier_sum):
-            earlier_sum.add_(self.kept[0], alpha=float(factors[0]) * scale)
+            (gradient,), (factor,) = self.kept, factors
+            earlier_sum.add_(gradient, alpha=float(factor) * scale)
         elif self.weighted_sum is not None:
             gradient_sum = self.weighted_sum(factors if scale == 1 else factors * scale)
             if like_parameter:
