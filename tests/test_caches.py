@@ -90,12 +90,31 @@ def test_the_whole_cache_is_counted_and_deleted(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What killed processes left, which can be gigabytes, was neither."""
-    (root / "arrays").mkdir()
-    (root / "arrays" / ".a.npy.0123.partial").write_bytes(bytes(2_000_000))
+    load_or_make("spectrograms", f"64-16-{'d' * 64}", (10, 4), np.float32, iter([ROWS]))
+    call_cached(tick)
+    array, number = "a" * 32, "b" * 64
+    for name in (f".{array}.npy.{'0' * 16}.partial", f".{array}.17.npy", f"{array}.npy"):
+        (root / "spectrograms" / name).write_bytes(bytes(1_000_000))
+    partial = disk.name_partial(root / "numbers" / f"{number}.json")
+    partial.write_bytes(b"")
     with pytest.raises(SystemExit):
         cli.main(["data", "cache", "--delete"])
-    assert "0.002 GB deleted" in capsys.readouterr().out
+    assert "0.003 GB deleted" in capsys.readouterr().out
     assert not [path for path in root.rglob("*") if path.is_file()]
+
+
+def test_deleting_the_cache_deletes_no_data_set_which_is_in_the_same_folder(root: Path) -> None:
+    """Data that was downloaded by hand was deleted, under the name of the cache."""
+    names = ("physionet2012/Outcomes-a.txt", "cifar-10-batches-bin/data_batch_1.bin")
+    own_names = ("spectrograms/mine.npy", "numbers/mine.json", f"mine/{'a' * 32}.txt", "mine.npy")
+    paths = [root / name for name in (*names, *own_names)]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    call_cached(tick)
+    with pytest.raises(SystemExit):
+        cli.main(["data", "cache", "--delete"])
+    assert sorted(path for path in root.rglob("*") if path.is_file()) == sorted(paths)
 
 
 def test_ctrl_c_in_a_write_leaves_no_part_of_it(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import stat
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,14 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 log = logging.getLogger(__name__)
+_ARRAY, _NUMBER = "[0-9a-f-]{32}", "[0-9a-f]{64}"
+# Names of the files in the cache: arrays (`data.cache`), numbers (`privacy.memory`), and what a
+# killed process of this version (`disk.name_partial`) or an older one has left of either.
+_OWN_NAMES = re.compile(
+    rf"{_ARRAY}\.npy|{_NUMBER}\.json"
+    rf"|\.({_ARRAY}\.npy|{_NUMBER}\.json)\.[0-9a-f]{{16}}\.partial"
+    rf"|\.{_ARRAY}\.\d+\.npy"
+)
 
 
 def cache_folder(kind: str) -> Path | None:
@@ -35,6 +44,18 @@ def cache_folder(kind: str) -> Path | None:
 def cache_root() -> Path:
     """Return the root of the cache, which may not exist."""
     return user_cache_path("zdp-bench")
+
+
+def list_files() -> dict[str, list[Path]]:
+    """Return the files that the cache wrote, by their kind.
+
+    The cache's root is also the default folder of data sets, whose files are left out.
+    """
+    files: dict[str, list[Path]] = {}
+    for folder in sorted(path for path in cache_root().glob("*") if path.is_dir()):
+        own = [path for path in folder.iterdir() if _OWN_NAMES.fullmatch(path.name)]
+        files[folder.name] = [path for path in own if path.is_file()]
+    return files
 
 
 def _find_weakness(root: Path) -> str:

@@ -150,7 +150,7 @@ def test_the_cache_says_what_it_takes_and_is_deleted(
     for words, says in ((["data", "cache"], "in all"), (["data", "cache", "--delete"], "deleted")):
         code, out, _ = run(capsys, *words)
         assert code == 0
-        assert "folder: 1 arrays" in out
+        assert "folder: 1 files" in out
         assert out.strip().endswith(says)
     assert not list((tmp_path / "cache").rglob("*.npy"))
 

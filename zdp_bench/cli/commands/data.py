@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=argparse.SUPPRESS)
     add_data_root(parser)
     add_format(parser)
-    parser.add_argument("--delete", action="store_true", help="with cache: delete its contents")
+    parser.add_argument("--delete", action="store_true", help="with cache: delete its files")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -182,17 +182,16 @@ def _show_cache(delete: bool) -> int:
 
     A run that has memory-mapped a deleted array keeps it until it ends.
     """
-    from zdp_bench.caches import cache_root
+    from zdp_bench.caches import cache_root, list_files
 
-    root, total = cache_root(), 0
-    for folder in sorted(path for path in root.glob("*") if path.is_dir()):
-        files = [path for path in folder.iterdir() if path.is_file()]
+    total = 0
+    for kind, files in list_files().items():
         size = sum(path.stat().st_size for path in files)
         total += size
         if files:
-            print(f"{folder.name}: {len(files):,} files, {size / 1e9:.3f} GB")
+            print(f"{kind}: {len(files):,} files, {size / 1e9:.3f} GB")
         if delete:
             for path in files:
                 path.unlink(missing_ok=True)
-    print(f"{root}: {total / 1e9:.3f} GB {'deleted' if delete else 'in all'}")
+    print(f"{cache_root()}: {total / 1e9:.3f} GB {'deleted' if delete else 'in all'}")
     return 0
