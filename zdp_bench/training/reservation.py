@@ -31,6 +31,7 @@ def reserve(
     home: Path,
     start_sources: frozenset[str] = frozenset(),
     run: str | None = None,
+    is_limited: bool = False,
     begin: Callable[[Spending], None] = lambda this_run: None,
 ) -> None:
     """Write what a run may spend to disk, unless `privacy.total_budget` would be exceeded.
@@ -46,6 +47,7 @@ def reserve(
         home: the run's folder.
         start_sources: files that the run's starting weights were trained on.
         run: digest of the run.
+        is_limited: see `Plan`.
         begin: is called first, with what the run may spend. If it raises an error, nothing is
             reserved.
 
@@ -59,7 +61,8 @@ def reserve(
     from zdp_bench.training.run_folder import only_one_process
 
     plan = _plan_of(config, data, mechanism, steps)
-    plan = replace(plan, start_sources=" ".join(sorted(start_sources)) or None, run=run)
+    sources = " ".join(sorted(start_sources)) or None
+    plan = replace(plan, start_sources=sources, run=run, is_limited=is_limited)
     with only_one_process(config.results / "runs" / ".spending"):
         this_run = spending_of(plan, home, parse_files(plan.sources))
         if config.privacy.total_budget is not None:

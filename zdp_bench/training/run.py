@@ -259,14 +259,18 @@ class CentralSteps:
             )
         if self.loop.ranks.is_first:
             self.ledger.sync()  # because `spending.json` states the releases in it
+            planned = self.planned_releases
+            is_secure = setup.config.privacy.secure
+            is_limited = is_secure and setup.affordable_releases(planned + 1) == planned
             reserve(
                 setup.config,
                 setup.data,
                 setup.mechanism,
-                self.planned_releases,
+                planned,
                 self.loop.home,
                 setup.start.sources if setup.start else frozenset(),
                 run=self.loop.run,
+                is_limited=is_limited,
             )
 
     def take(self, step: int) -> bool:

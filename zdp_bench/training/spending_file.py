@@ -43,6 +43,8 @@ class Plan:
             A file whose owner the user states is followed by a colon and the owner's number.
         start_sources: names of the files that the run's starting weights were trained on, likewise.
         run: digest of the run; None in files of older versions.
+        is_limited: whether `privacy.max_epsilon` allows no more releases than planned, however
+            often the run continues.
     """
 
     recipe: str
@@ -51,6 +53,7 @@ class Plan:
     sources: str | None = None
     start_sources: str | None = None
     run: str | None = None
+    is_limited: bool = False
 
     def write(self, home: Path) -> None:
         """Write `spending.json` into a run's folder."""

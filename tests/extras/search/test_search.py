@@ -321,23 +321,29 @@ def test_a_trial_that_diverges_is_no_end_and_counts(
 def test_a_diverged_trial_with_secure_noise_is_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_listed: bool
 ) -> None:
-    """It spent its ε again, or was done with the score of an untrained model."""
+    """It spent its ε again, or was done with the score of an untrained model.
 
-    def diverge(*_: Any) -> None:
-        raise evaluation.DivergedError("it diverged")
+    And it counted twice, so that it alone spent the ε of both trials.
+    """
+    refuse = evaluation.refuse_divergence
+
+    def diverge(finite: bool, epoch: Any, step: int, rate: Any) -> None:
+        refuse(finite and rate != 1, epoch, step, rate)
 
     monkeypatch.setattr("zdp_bench.training.run.refuse_divergence", diverge)
     words = ["optimizer.lr=1,0.1", "privacy.secure=true"]
-    found = carry_out(tmp_path, *words, sampler="grid", epsilon=2.0, trials=1)
+    found = carry_out(tmp_path, *words, sampler="grid", epsilon=2.0)
+    assert [trial["state"] for trial in found["trials"]] == ["failed", "done"]
+    assert 1.99 < found["privacy"]["epsilon_all"] <= 2.0
     (path,) = tmp_path.glob("searches/*/search.json")
-    (ledger,) = tmp_path.glob("runs/*/*/ledger.jsonl")
-    num_lines = len(steps_in(ledger))
     if not is_listed:  # killed before
-        records.write(path, found | {"trials": [found["trials"][0] | {"state": "open"}]})
-    again = carry_out(tmp_path, *words, sampler="grid", epsilon=2.0, trials=1)
+        failed, done = found["trials"]
+        records.write(path, found | {"trials": [failed | {"state": "open"}, done]})
+    again = carry_out(tmp_path, *words, sampler="grid", epsilon=2.0)
     assert again["trials"] == found["trials"]
-    assert again["trials"][0]["state"] == "failed"
-    assert len(steps_in(ledger)) == num_lines
+    assert again["privacy"]["epsilon_all"] == found["privacy"]["epsilon_all"]
+    ledgers = tmp_path.glob("runs/*/*/ledger.jsonl")
+    assert [len(steps_in(ledger)) for ledger in ledgers] == [STEPS, STEPS]
 
 
 @pytest.mark.parametrize(
