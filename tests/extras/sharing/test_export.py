@@ -1,5 +1,6 @@
 """Exports of a run and of a loop of one's own: what they contain, what the card says."""
 
+import errno
 import math
 import shlex
 import shutil
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -118,8 +120,19 @@ def test_complex_weights_that_the_file_does_not_have_are_named(
         if reason is None:
             assert read(path).keys() == tensors.keys()
         else:
-            with pytest.raises(UserError, match=f"is damaged .*{reason}"):
+            with pytest.raises(UserError, match=rf"w\.safetensors: .*{reason}"):
                 read(path)
+
+
+def test_weights_that_may_not_be_read_are_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(save({"a": PAIRS}))
+    refusal = PermissionError(errno.EACCES, "Permission denied")
+    monkeypatch.setattr("zdp_bench.extras.sharing.folder.safe_open", Mock(side_effect=refusal))
+    with pytest.raises(UserError, match=r"cannot be read \(Permission denied\)\.$"):
+        read_weights(path)
 
 
 def test_a_clone_without_the_weights_says_how_to_get_them(

@@ -13,21 +13,20 @@ from types import NoneType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from zdp_bench import records
 from zdp_bench.data.files import sha256
-from zdp_bench.errors import UserError, in_one_line
+from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import (
     Shape,
-    Unfit,
     expect,
     misfits,
-    open_regular,
     read_json,
     read_text,
+    reading,
 )
 from zdp_bench.privacy.ledger import list_set_aside
 from zdp_bench.privacy.mechanism import MAX_COUNT
@@ -298,15 +297,11 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
 @contextmanager
 def _open_weights(path: Path) -> Iterator[tuple[Any, set[str]]]:
     """Yield the open safetensors file, and the names of tensors that are written as pairs."""
-    try:
-        open_regular(path).close()  # because safetensors would wait at a FIFO forever
-        with safe_open(path, "pt") as file:
-            pairs = _parse_names((file.metadata() or {}).get(_PAIRS_KEY, "[]"))
-            for name in pairs:
-                _require_pairs(file, name)
-            yield file, pairs
-    except (SafetensorError, OSError, RuntimeError, Unfit) as error:
-        raise UserError(f"{path}: is damaged ({in_one_line(error)}); copy it again.") from None
+    with reading(path), safe_open(path, "pt") as file:
+        pairs = _parse_names((file.metadata() or {}).get(_PAIRS_KEY, "[]"))
+        for name in pairs:
+            _require_pairs(file, name)
+        yield file, pairs
 
 
 def _parse_names(text: str) -> set[str]:
