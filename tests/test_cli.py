@@ -348,7 +348,16 @@ def test_a_sweep_makes_one_folder_a_job_and_goes_past_a_failure(
     assert len(listed.read_text().splitlines()) == 3
 
 
-@pytest.mark.parametrize("content", [b"\xff", b"recipe\n1\n", b"train_seconds\nx\n"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff",
+        b"recipe\n1\n",
+        b"train_seconds\nx\n",
+        b"recipe,dataset,train_seconds\nquickstart,phase_digits,inf\n",
+        b"recipe,dataset,train_seconds\nquickstart,phase_digits,-5\n",
+    ],
+)
 def test_recipes_are_listed_without_times_that_cannot_be_read(
     here: Path,
     content: bytes,

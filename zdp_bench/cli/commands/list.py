@@ -119,7 +119,7 @@ def _read_times() -> dict[str, float]:
 
 def _read_rows(path: Path) -> list[tuple[str, float]]:
     """Return ("RECIPE DATASET", seconds) of each run in a `records.csv` that has a time."""
-    from zdp_bench.foreign_files import read_text, reading
+    from zdp_bench.foreign_files import expect, read_text, reading
     from zdp_bench.records.files import MAX_CSV
 
     text = read_text(path, MAX_CSV)
@@ -127,7 +127,9 @@ def _read_rows(path: Path) -> list[tuple[str, float]]:
     with reading(path):
         for row in csv.DictReader(io.StringIO(text)):
             if row["train_seconds"]:
-                rows.append((f"{row['recipe']} {row['dataset']}", float(row["train_seconds"])))
+                seconds = float(row["train_seconds"])
+                expect(0 <= seconds < 1e9, f"states a time of {seconds:g} s")
+                rows.append((f"{row['recipe']} {row['dataset']}", seconds))
     return rows
 
 

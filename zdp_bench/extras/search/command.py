@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 
 from zdp_bench.cli.arguments import add_format, add_overrides, print_sheet
-from zdp_bench.errors import UserError
 
 GROUP = "run"
 HELP = "search hyper-parameters within one ε"
@@ -42,8 +41,6 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.extras.search.search import search, sheet
     from zdp_bench.extras.search.space import read_search
 
-    if not any(word.startswith("recipe=") for word in options.overrides):
-        raise UserError("recipe=NAME is missing; `zdp-bench list recipes` lists them.")
     search_options = read_search(
         options.overrides, options.sampler, options.trials, options.epsilon, options.metric
     )
