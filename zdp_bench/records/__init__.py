@@ -12,6 +12,8 @@ files           writes records, scores and `records.csv`
 json_numbers    ∞ and NaN in JSON
 """
 
+# ruff: noqa: F401  # its names are those of its modules
+
 from zdp_bench.records.files import (
     COLUMNS,
     DELETED,
@@ -34,53 +36,14 @@ from zdp_bench.records.index import read_all, warn_left_out
 from zdp_bench.records.json_numbers import format_json, from_json, to_json
 from zdp_bench.records.record import (
     NUMBER,
-    Claims,
     Data,
     Document,
     Epoch,
     Privacy,
     Record,
     Released,
-    Releases,
     get,
     read,
     read_document,
     require_record,
 )
-
-__all__ = [
-    "COLUMNS",
-    "DELETED",
-    "NUMBER",
-    "Claims",
-    "Data",
-    "Document",
-    "Epoch",
-    "Privacy",
-    "Record",
-    "Released",
-    "Releases",
-    "flatten",
-    "folder",
-    "format_json",
-    "frame",
-    "from_json",
-    "get",
-    "group_by",
-    "is_deleted",
-    "is_named",
-    "plain_cell",
-    "read",
-    "read_all",
-    "read_document",
-    "read_scores",
-    "rebuild_csv",
-    "renew_csv",
-    "require_record",
-    "to_json",
-    "warn_left_out",
-    "write",
-    "write_arrays",
-    "write_scores",
-    "write_text",
-]
