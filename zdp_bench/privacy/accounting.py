@@ -90,30 +90,38 @@ def _closed_form(
     return None
 
 
-def _composed(compose: Epsilon) -> Epsilon:
-    """Make `compose` return a closed form where there is one, and cache its results.
+def _composed(
+    shift: float = 1.0,
+    hopeless: float = HOPELESS,
+) -> Callable[[Epsilon], Epsilon]:
+    """Make a function return a closed form where there is one, and cache its results.
 
     Composing takes up to a second, and a run needs the same ε three times: as tight, claimed and
     patient's ε.
+
+    Args:
+        shift: how far a step moves the sum, in the units of z.
+        hopeless: the z below which sampling is ignored.
     """
 
-    @lru_cache(maxsize=1024)
-    @wraps(compose)
-    def epsilon_of(
-        z: float,
-        sample_rate: float,
-        steps: int,
-        delta: float,
-    ) -> float:
-        known = _closed_form(z, sample_rate, steps, delta)
-        if known is not None:
-            return known
-        return compose(z, sample_rate, steps, delta)
+    def decorate(compose: Epsilon) -> Epsilon:
+        @lru_cache(maxsize=1024)
+        @wraps(compose)
+        def epsilon_of(
+            z: float,
+            sample_rate: float,
+            steps: int,
+            delta: float,
+        ) -> float:
+            known = _closed_form(z / shift, sample_rate, steps, delta, hopeless)
+            return compose(z, sample_rate, steps, delta) if known is None else known
 
-    return epsilon_of
+        return epsilon_of
+
+    return decorate
 
 
-@_composed
+@_composed()
 def pld(
     z: float,
     sample_rate: float,
@@ -135,7 +143,7 @@ def pld(
     return epsilon(laws, steps, delta)
 
 
-@_composed
+@_composed()
 def pld_uniform(
     z: float,
     sample_rate: float,
@@ -158,7 +166,7 @@ def pld_uniform(
     return epsilon(laws, steps, delta)
 
 
-@lru_cache(maxsize=1024)
+@_composed(hopeless=0.0)
 def pld_uniform_at_least(
     z: float,
     sample_rate: float,
@@ -170,9 +178,6 @@ def pld_uniform_at_least(
     Formal guarantees: a lower bound on the true ε(δ), whatever the number of examples. It is exact
     at sample rate 1.
     """
-    known = _closed_form(z, sample_rate, steps, delta, hopeless=0.0)
-    if known is not None:
-        return known
     return _at_least(z, one_example(sample_rate), steps, delta)
 
 
@@ -188,7 +193,7 @@ def _at_least(
     return epsilon_at_least(law, composed, delta)
 
 
-@lru_cache(maxsize=1024)
+@_composed(shift=2.0)
 def pld_replaced(
     z: float,
     sample_rate: float,
@@ -200,13 +205,10 @@ def pld_replaced(
     Formal guarantees: an upper bound on the true ε(δ), up to the rounding of the FFT (0.2 % at 10⁶
     steps and z 20, and less at fewer steps). It is exact at sample rate 1.
     """
-    known = _closed_form(z / 2, sample_rate, steps, delta)
-    if known is not None:
-        return known
     return replaced_epsilon(z, sample_rate, steps, delta)
 
 
-@_composed
+@_composed()
 def rdp(
     z: float,
     sample_rate: float,
@@ -217,7 +219,7 @@ def rdp(
     return rdp_together([(z, sample_rate, steps)], "poisson", delta)
 
 
-@_composed
+@_composed()
 def rdp_uniform(
     z: float,
     sample_rate: float,
@@ -256,7 +258,7 @@ def rdp_together(
         return float(dp_accounting.rdp.compute_epsilon(orders, divergences, delta)[0])
 
 
-@_composed
+@_composed()
 def rdp_wor(
     z: float,
     sample_rate: float,

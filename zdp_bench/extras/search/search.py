@@ -36,7 +36,7 @@ from zdp_bench.experiments.sweep import Shown, carry_out
 from zdp_bench.extras.search.space import SearchOptions, grid_of
 from zdp_bench.foreign_files import Shape, misfits, read_json
 from zdp_bench.privacy.accounting import tight_epsilon
-from zdp_bench.privacy.calibration import calibrate_beside, calibrate_mechanism
+from zdp_bench.privacy.calibration import calibrate_beside
 from zdp_bench.privacy.composition import Spending, SpentSteps, compose_epsilon, list_spent_steps
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
@@ -555,15 +555,8 @@ def calibrate_noise(
     at_multiplier_1 = configured([*without_epsilon, "algorithm.noise_multiplier=1.0"])
     unit_trial = plan_steps(at_multiplier_1, data)
     try:
-        if earlier_runs:
-            earlier_steps = list_spent_steps(earlier_runs, config.privacy.by_owner)
-            multiplier = calibrate_beside(
-                options.epsilon, earlier_steps, unit_trial, num_trials, delta
-            )
-        else:
-            mechanism = Mechanism.of_z(unit_trial.z, unit_trial.sampling)
-            num_steps = unit_trial.steps * num_trials
-            multiplier = calibrate_mechanism(options.epsilon, mechanism, num_steps, delta)
+        earlier_steps = list_spent_steps(earlier_runs, config.privacy.by_owner)
+        multiplier = calibrate_beside(options.epsilon, earlier_steps, unit_trial, num_trials, delta)
     except ValueError as error:
         raise UserError(f"--epsilon {options.epsilon:g}: {error}.") from None
     noise = f"algorithm.noise_multiplier={multiplier!r}"
