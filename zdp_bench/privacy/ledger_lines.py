@@ -12,12 +12,12 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple, Self
 
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import open_regular
@@ -47,88 +47,86 @@ class OtherVersionError(LedgerError):
 # ------------------------------------------------------------------------------ a line of the file
 
 
+class _Written:
+    """What a line states: the values of its fields.
+
+    Attributes:
+        is_chained: whether the lines below depend on this one.
+        fields_of_keys: key in the file -> name of the field.
+        optional: keys that are left out if the value is 0 or empty.
+    """
+
+    is_chained: ClassVar[bool] = True
+    fields_of_keys: ClassVar[dict[str, str]]
+    optional: ClassVar[Set[str]] = frozenset()
+
+    def body(self) -> dict[str, Any]:
+        """Return the line's JSON object without its digest."""
+        values = {key: getattr(self, name) for key, name in self.fields_of_keys.items()}
+        return {key: value for key, value in values.items() if value or key not in self.optional}
+
+    @classmethod
+    def from_body(cls, body: dict[str, Any]) -> Self:
+        """Return the entry that `body` described."""
+        return cls(**{cls.fields_of_keys[key]: value for key, value in body.items()})
+
+
 @dataclass(frozen=True)
-class Head:
+class Head(_Written):
     """The first line, which states what all steps of the file have in common.
 
     Attributes:
         mechanism: digest of the mechanism.
         repeatable: whether a step that is taken again has the same noise.
-        identity: what else must match; see `Ledger`. In the file, its key is "whose".
+        identity: what else must match; see `Ledger`.
         earlier: number of releases in ledgers that were set aside. 0 if noise is repeatable.
         facts: properties that the mechanism does not cover, such as whose ε it is. Ledgers of older
             versions lack them.
         nonce: random, so that a copy of the file differs from another one with the same steps. ""
             if noise is repeatable, and in ledgers of older versions. It is left out of the digest,
             from which seeded steps of your own loop take their keys.
+        version: version of the file format.
     """
 
-    is_chained: ClassVar[bool] = True
+    fields_of_keys: ClassVar = {
+        "ledger": "version",
+        "mechanism": "mechanism",
+        "repeatable": "repeatable",
+        "whose": "identity",
+        "earlier": "earlier",
+        "facts": "facts",
+        "nonce": "nonce",
+    }
+    optional: ClassVar = {"whose", "earlier", "facts", "nonce"}
     mechanism: str
     repeatable: bool
     identity: str = ""
     earlier: int = 0
-    facts: Mapping[str, str] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
     nonce: str = ""
-
-    def body(self) -> dict[str, Any]:
-        """Return the line's JSON object without its digest."""
-        optional = {
-            "whose": self.identity,
-            "earlier": self.earlier,
-            "facts": dict(self.facts),
-            "nonce": self.nonce,
-        }
-        stated = {key: value for key, value in optional.items() if value}
-        required = {"mechanism": self.mechanism, "repeatable": self.repeatable}
-        return {"ledger": FORMAT, **required, **stated}
-
-    @staticmethod
-    def from_body(body: dict[str, Any]) -> Head:
-        """Return the head that `body` described."""
-        return Head(
-            body["mechanism"],
-            body["repeatable"],
-            body.get("whose", ""),
-            body.get("earlier", 0),
-            body.get("facts", {}),
-            body.get("nonce", ""),
-        )
+    version: int = FORMAT
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(_Written):
     """A step that was taken.
 
     Attributes:
         step: number of the step, from 0.
-        weights_digest: in a federation, the digest of the weights from which the step's round
-            starts; otherwise "". In the file, its key is "of".
+        weights_digest: digest of the weights before the step, if the same step number may be taken
+            again from other weights; otherwise "".
         generation: generation of the noise and the batches; see `Ledger.generation`.
     """
 
-    is_chained: ClassVar[bool] = True
+    fields_of_keys: ClassVar = {"step": "step", "of": "weights_digest", "generation": "generation"}
+    optional: ClassVar = {"of", "generation"}
     step: int
     weights_digest: str = ""
     generation: str = ""
 
-    def body(self) -> dict[str, Any]:
-        """Return the line's JSON object without its digest."""
-        body: dict[str, Any] = {"step": self.step}
-        if self.weights_digest:
-            body["of"] = self.weights_digest
-        if self.generation:
-            body["generation"] = self.generation
-        return body
-
-    @staticmethod
-    def from_body(body: dict[str, Any]) -> Step:
-        """Return the step that `body` described."""
-        return Step(body["step"], body.get("of", ""), body.get("generation", ""))
-
 
 @dataclass(frozen=True)
-class Start:
+class Start(_Written):
     """A recorded start: a state from which a process may start `step`.
 
     It is outside the hash chain, so that the digest does not depend on when a run was interrupted
@@ -137,27 +135,23 @@ class Start:
     A ledger that is not repeatable has no starts. There, the line is a mark; see `of_nonce`.
 
     Attributes:
-        execution_digest: digest of code, libraries, machine and micro-batch. In the file, its key
-            is "made".
+        execution_digest: digest of code, libraries, machine and micro-batch.
         step: number of the first step from this state.
-        state_digest: digest of weights, optimizer and schedule. In the file, its key is "state".
+        state_digest: digest of weights, optimizer and schedule.
         generation: generation of the steps that follow.
     """
 
-    is_chained: ClassVar[bool] = False
+    is_chained: ClassVar = False
+    fields_of_keys: ClassVar = {
+        "made": "execution_digest",
+        "step": "step",
+        "state": "state_digest",
+        "generation": "generation",
+    }
     execution_digest: str
     step: int
     state_digest: str
     generation: str
-
-    def body(self) -> dict[str, Any]:
-        """Return the line's JSON object without its digest."""
-        return {
-            "made": self.execution_digest,
-            "step": self.step,
-            "state": self.state_digest,
-            "generation": self.generation,
-        }
 
     @staticmethod
     def of_nonce(nonce: str) -> Start:
@@ -167,40 +161,25 @@ class Start:
         """
         return Start(execution_digest=nonce, step=0, state_digest="", generation="")
 
-    @staticmethod
-    def from_body(body: dict[str, Any]) -> Start:
-        """Return the start that `body` described."""
-        return Start(body["made"], body["step"], body["state"], body["generation"])
-
 
 @dataclass(frozen=True)
-class Revocation:
+class Revocation(_Written):
     """Revokes the starts of a generation at or before a step, whose repeat would have other bits.
 
     Attributes:
-        generation: generation of the starts. In the file, its key is "revokes".
+        generation: generation of the starts.
         step: number of the step.
     """
 
-    is_chained: ClassVar[bool] = True
+    fields_of_keys: ClassVar = {"revokes": "generation", "step": "step"}
     generation: str
     step: int
 
-    def body(self) -> dict[str, Any]:
-        """Return the line's JSON object without its digest."""
-        return {"revokes": self.generation, "step": self.step}
-
-    @staticmethod
-    def from_body(body: dict[str, Any]) -> Revocation:
-        """Return the revocation that `body` described."""
-        return Revocation(body["revokes"], body["step"])
-
 
 Entry = Head | Step | Start | Revocation
-_STEP_KEYS = {"step", "of", "generation"}
-_START_KEYS = {"made", "step", "state", "generation"}
-_REVOCATION_KEYS = {"revokes", "step"}
-_HEAD_KEYS = {"ledger", "mechanism", "repeatable", "whose", "earlier", "facts", "nonce"}
+_KINDS: list[tuple[type[Entry], Set[str]]] = [
+    (kind, kind.fields_of_keys.keys() - kind.optional) for kind in (Step, Start, Revocation, Head)
+]
 _TYPES: dict[str, type] = {
     **dict.fromkeys(("ledger", "earlier", "step"), int),
     **dict.fromkeys(("mechanism", "whose", "nonce", "of", "generation", "made", "state"), str),
@@ -227,19 +206,14 @@ def parse(line: bytes) -> tuple[Entry, str]:
     typed = all(type(value) is _TYPES.get(key) for key, value in body.items())
     if text[end:] not in ("", "\n", "\r\n") or not _is_digest(digest) or not typed:
         raise damaged
-    keys = body.keys()
-    if keys == _START_KEYS:
-        return Start.from_body(body), digest
-    if keys == _REVOCATION_KEYS:
-        return Revocation.from_body(body), digest
-    if {"step"} <= keys <= _STEP_KEYS:
-        return Step.from_body(body), digest
-    if {"ledger", "mechanism", "repeatable"} <= keys <= _HEAD_KEYS:
-        if body["ledger"] != FORMAT:
-            raise OtherVersionError(OTHER_VERSION)
-        if all(type(value) is str for value in body.get("facts", {}).values()):
-            return Head.from_body(body), digest
-    raise damaged
+    kinds = [kind for kind, keys in _KINDS if keys <= body.keys() <= kind.fields_of_keys.keys()]
+    if not kinds:
+        raise damaged
+    if body.get("ledger", FORMAT) != FORMAT:
+        raise OtherVersionError(OTHER_VERSION)
+    if not all(type(value) is str for value in body.get("facts", {}).values()):
+        raise damaged
+    return kinds[0].from_body(body), digest
 
 
 def _is_digest(value: object) -> bool:

@@ -29,7 +29,7 @@ from zdp_bench.gradients import Batch
 from zdp_bench.privacy.accounting import gdp_epsilon, tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Block, Mechanism
-from zdp_bench.privacy.noise import add_noise, run_key, step_key, stream
+from zdp_bench.privacy.noise import add_noise, real_view, run_key, step_key, stream
 from zdp_bench.training.batches import micro_batches
 from zdp_bench.training.machine import foreign_code
 from zdp_bench.training.public_start import run_digest_of
@@ -119,9 +119,7 @@ class Coordinates:
             value = sums[block.name]
             if block.noise == "hermitian":
                 value = torch.fft.ifftn(value, dim=block.fft_dims, norm="ortho").real
-            if value.is_complex():
-                value = torch.view_as_real(value.resolve_conj())
-            parts.append(value.flatten())
+            parts.append(real_view(value.resolve_conj()).flatten())
         return torch.cat(parts)
 
     def add_vector(

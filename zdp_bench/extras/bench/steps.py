@@ -31,7 +31,7 @@ from zdp_bench.gradients import Batch, Engine, PerExample
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.library import clipped_sum, make_private
 from zdp_bench.privacy.mechanism import Sampling
-from zdp_bench.privacy.noise import SeededNoise
+from zdp_bench.privacy.noise import SeededNoise, real_view
 from zdp_bench.privacy.tally import Tally
 from zdp_bench.training.step import Training, private_step
 from zdp_bench.training.total import Total
@@ -175,7 +175,7 @@ def loop(workload: Workload) -> Step:
                 value += gradient * (BOUND / norm).clamp(max=1)
         for name, value in total.items():
             noisy = value.clone()
-            real = torch.view_as_real(noisy) if noisy.is_complex() else noisy
+            real = real_view(noisy)
             real += BOUND * torch.randn_like(real)
             parameters[name].grad = noisy / workload.batch
 

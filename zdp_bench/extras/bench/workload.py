@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from zdp_bench.gradients import Batch
 from zdp_bench.nn.memory_format import channels_last
+from zdp_bench.privacy.noise import real_view
 from zdp_bench.registry import lookup
 
 BOUND = 1.0  # clipping norm
@@ -117,10 +118,7 @@ def flat(tensors: dict[str, Tensor]) -> Tensor:
 
 def as_real(value: Tensor) -> Tensor:
     """Return a tensor as a real vector, with two entries for each complex one."""
-    value = value.resolve_conj()
-    if value.is_complex():
-        value = torch.view_as_real(value)
-    return value.flatten()
+    return real_view(value.resolve_conj()).flatten()
 
 
 class Criterion(nn.Module):

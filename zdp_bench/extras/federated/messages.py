@@ -19,6 +19,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
+from zdp_bench.privacy.noise import real_view
+
 VALUES, ARRAYS, LAYOUT = "values", "arrays", "layout"
 MAX_COUNT = 10**9  # largest valid number of examples, steps or rounds
 MAX_LENGTH = 256  # of a string from a node, in characters
@@ -151,10 +153,7 @@ def _real_shape(value: Tensor) -> tuple[int, ...]:
 
 
 def _real(value: Tensor) -> np.ndarray:
-    value = value.detach().cpu().resolve_conj()
-    if value.is_complex():
-        value = torch.view_as_real(value)
-    return value.numpy()
+    return real_view(value.detach().cpu().resolve_conj()).numpy()
 
 
 def _split(

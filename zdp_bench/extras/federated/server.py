@@ -39,6 +39,7 @@ from zdp_bench.extras.federated.roster import LEDGER_VALUES, Roster, reason_of
 from zdp_bench.extras.federated.runner import combine_nodes, rounds_of, steps_of
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.privacy.noise import real_view
 from zdp_bench.privacy.tally import BudgetExceeded, Tally
 from zdp_bench.records import Document
 from zdp_bench.training import checkpoint
@@ -392,8 +393,7 @@ def norm_of(tensors: Mapping[str, Tensor]) -> float:
     """Return the joint L2 norm of all tensors, computed in float64."""
     norms = []
     for tensor in tensors.values():
-        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        norms.append(float(torch.linalg.vector_norm(real, dtype=torch.float64)))
+        norms.append(float(torch.linalg.vector_norm(real_view(tensor), dtype=torch.float64)))
     return math.hypot(*norms)
 
 
