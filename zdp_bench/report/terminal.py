@@ -34,9 +34,10 @@ def show_validation(report: dict[str, Any]) -> list[Sheet]:
 
 def _facts(report: dict[str, Any]) -> list[list[str]]:
     """Return the facts of a report as rows of a label and a value."""
+    model = report["model"]
     facts = {
         **_data_facts(report["data"]),
-        "model": _describe_model(report["model"]),
+        "model": f"{model['name']}: {model['parameters_real']:,} trainable real parameters",
         "sampling": _describe_sampling(report["sampling"], report["privacy"]["epsilon_of"]),
         **_privacy_facts(report["privacy"], report["data"]["examples_per_patient"]),
     }
@@ -68,10 +69,6 @@ def _data_facts(data: dict[str, Any]) -> dict[str, str]:
     if classes:
         facts["classes"] = f"{', '.join(classes)} for training; not in the record"
     return facts
-
-
-def _describe_model(model: dict[str, Any]) -> str:
-    return f"{model['name']}: {model['parameters_real']:,} trainable real parameters"
 
 
 def _privacy_facts(privacy: dict[str, Any], owned: int) -> dict[str, str]:

@@ -577,10 +577,6 @@ class Beginning:
     utc: datetime = field(default_factory=lambda: datetime.now(UTC))
     monotonic: float = field(default_factory=time.monotonic)
 
-    def seconds_since(self) -> float:
-        """Return the seconds that have passed since then."""
-        return time.monotonic() - self.monotonic
-
 
 def run_record(
     loop: Loop,
@@ -649,7 +645,7 @@ def run_record(
         "environment": environment(setup.device, config.plugins) | execution,
         "measured": {
             "started_utc": beginning.utc.isoformat(timespec="seconds"),
-            "train_seconds": round(beginning.seconds_since(), 2),
+            "train_seconds": round(time.monotonic() - beginning.monotonic, 2),
             "peak_memory_bytes": peak_memory(setup.device),
             "micro_batch": loop.size.examples,
             "resumed_at_step": loop.resumed_at,

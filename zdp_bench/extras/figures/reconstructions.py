@@ -88,11 +88,15 @@ def choose_runs(all_records: list[Record], results: Path) -> list[Record]:
         run for run in all_records if run.claims.table == TABLE and _example(results, run).is_file()
     ]
     choices = []
-    for data_set, runs in records.group_by(candidates, _data_set_of).items():
+    by_data = records.group_by(
+        candidates, lambda run: f"{run.data.provenance}{run.config['dataset']}{run.data.notes}"
+    )
+    for data_set, runs in by_data.items():
         provenance = runs[0].data.provenance
         chosen = []
-        for _, model_runs in sorted(records.group_by(runs, _model_of).items()):
-            by_row = records.group_by(model_runs, _row_and_recipe_of)
+        by_model = records.group_by(runs, lambda run: str(run.config["model"]))
+        for _, model_runs in sorted(by_model.items()):
+            by_row = records.group_by(model_runs, lambda run: (run.claims.row or "", run.recipe))
             if {row for row, _ in by_row} == set(ROWS):
                 chosen += [by_row[key][0] for key in sorted(by_row)]
         if chosen:
@@ -106,18 +110,6 @@ def choose_runs(all_records: list[Record], results: Path) -> list[Record]:
         )
     *_, chosen = min(choices, key=lambda choice: choice[:3])
     return chosen
-
-
-def _data_set_of(run: Record) -> str:
-    return f"{run.data.provenance}{run.config['dataset']}{run.data.notes}"
-
-
-def _model_of(run: Record) -> str:
-    return str(run.config["model"])
-
-
-def _row_and_recipe_of(run: Record) -> tuple[str, str]:
-    return run.claims.row or "", run.recipe
 
 
 def _example(results: Path, run: Record) -> Path:

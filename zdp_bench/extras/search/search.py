@@ -156,7 +156,8 @@ def _check_listed_values(options: SearchOptions, data: Splits) -> None:
 
 def _data_of(options: SearchOptions, config: Run, data: Splits) -> Splits:
     """Return the data of a trial, whose representation may differ from that of `data`."""
-    return load_data(config) if options.varies_data else data
+    varies_data = any(key.lstrip("+").startswith("representation") for key in options.searched)
+    return load_data(config) if varies_data else data
 
 
 @dataclass

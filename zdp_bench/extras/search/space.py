@@ -78,11 +78,6 @@ class SearchOptions:
         text = json.dumps(identity, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    @property
-    def varies_data(self) -> bool:
-        """True if trials differ in the representation of their examples."""
-        return any(key.lstrip("+").startswith("representation") for key in self.searched)
-
     def overrides_of(self, values: dict[str, Any]) -> list[str]:
         """Return the overrides of a trial with these values of the searched keys."""
         overrides = list(self.fixed)

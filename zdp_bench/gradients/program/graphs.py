@@ -194,7 +194,7 @@ def _operands_of_use(node: Node, places: Places) -> list[Node]:
 def _read_by(node: Node) -> set[Node]:
     """Return the arguments whose values an operation reads; none if it is not differentiable."""
     result = node.meta.get("val")
-    if isinstance(result, Tensor) and not _has_gradients(result):
+    if isinstance(result, Tensor) and not (result.is_floating_point() or result.is_complex()):
         return set()
     unread = READS_NO_NUMBER.get(name_of(node))
     read: set[Node] = set()
@@ -202,10 +202,6 @@ def _read_by(node: Node) -> set[Node]:
         if name != unread:
             read.update(nodes_in(argument))
     return read
-
-
-def _has_gradients(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _detach(graph: Graph, node: Node, argument: Node) -> None:

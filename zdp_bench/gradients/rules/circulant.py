@@ -200,7 +200,8 @@ class _Spectra:
         """Number of examples whose spectra are in memory at any one time."""
         x, g, sizes = self.correlation.x, self.correlation.g, self.correlation.sizes
         channels = x.shape[1] + g.shape[1]
-        complex_numbers = channels * prod(_half_shape(sizes))
+        # The half spectrum of a real signal ends at Nyquist in its last dimension.
+        complex_numbers = channels * prod(sizes[:-1]) * (sizes[-1] // 2 + 1)
         bytes_per_example = 2 * complex_numbers * x.element_size()
         max_bytes = SPECTRA_BYTES * device_scale(x, GPU_SCALE // 4)
         return max(1, max_bytes // bytes_per_example)
@@ -288,11 +289,6 @@ def _power(z: Tensor) -> Tensor:
         powers.append(power)
     power = reduce(torch.add, powers)
     return power[..., ::2] + power[..., 1::2]
-
-
-def _half_shape(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a real signal's half spectrum: the last dimension ends at Nyquist."""
-    return (*sizes[:-1], sizes[-1] // 2 + 1)
 
 
 @cache
