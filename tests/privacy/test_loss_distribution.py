@@ -358,9 +358,9 @@ def test_a_shared_grid_has_a_fixed_number_of_cells_per_spread() -> None:
 def test_a_grid_is_as_wide_as_its_cells_its_tails_and_its_rounding_need() -> None:
     rare = one_example(1e-7)  # of great losses, which are far above the mean spread
     extent = module._extent(0.1, rare, 1, 1e-5)
-    width = module._grid(0.1, rare, 1, 1e-5).width
+    width, _ = module._grid(0.1, rare, 1, 1e-5)
     assert width == pytest.approx(2 * extent.highest / 2**19, rel=1e-12)  # in both directions
-    assert module._grid(1e7, one_example(0.5), 1, 1e-5).width == 1e-9
+    assert module._grid(1e7, one_example(0.5), 1, 1e-5)[0] == 1e-9
     # no δ is so small that more than ten standard deviations are kept
     assert module._extent(2.0, rare, 1, 1e-30).top == pytest.approx(1 + 10 * 2.0, rel=1e-12)
 

@@ -114,8 +114,8 @@ def poisson_laws(
         steps, delta: choose the grid.
         width: that of the grid, to compose the laws with others; see `shared_width`.
     """
-    grid = _grid(z, drawn, steps, delta)
-    return _poisson_laws(z, drawn, width or grid.width, grid.top)
+    own_width, top = _grid(z, drawn, steps, delta)
+    return _poisson_laws(z, drawn, width or own_width, top)
 
 
 def uniform_laws(
@@ -141,8 +141,8 @@ def uniform_laws(
     that any is drawn, of the one-example profile with shift j and sample rate 1 − w₀. The relation
     is symmetric, which gives α < 1.
     """
-    grid = _grid(z, drawn, steps, delta)
-    return _uniform_laws(z, drawn, width or grid.width, grid.top)
+    own_width, top = _grid(z, drawn, steps, delta)
+    return _uniform_laws(z, drawn, width or own_width, top)
 
 
 def replaced_epsilon(
@@ -164,10 +164,10 @@ def replaced_epsilon(
     E[XY ∂²/∂X∂Y] ≤ 0 (Price's theorem), for q and −αq differ in sign. So it is largest where both
     variances are and the covariance is least.
     """
-    grid = _grid(z / 2, one_example(sample_rate), steps, delta)
+    width, _ = _grid(z / 2, one_example(sample_rate), steps, delta)
     step = dp_accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
         z,
-        value_discretization_interval=grid.width,
+        value_discretization_interval=width,
         sampling_prob=sample_rate,
         neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE,
     )
@@ -190,8 +190,8 @@ def attack_law(
     directions: V against U; the others at 0; the others between 0 and −v. Choosing a new pair at
     every step, from what earlier steps showed, gains less than 1 %.
     """
-    grid = _grid(z, drawn, steps, delta, FINEST, MOST_CELLS)
-    removed, _ = _poisson_laws(z, drawn, grid.width, grid.top)
+    width, top = _grid(z, drawn, steps, delta, FINEST, MOST_CELLS)
+    removed, _ = _poisson_laws(z, drawn, width, top)
     return removed
 
 
@@ -473,18 +473,6 @@ def _whole(
 # ------------------------------------------------------------------------------- the grid of a step
 
 
-class _Grid(NamedTuple):
-    """The grid of a step's losses.
-
-    Attributes:
-        width: the distance between its points.
-        top: the x where the upper tail is cut.
-    """
-
-    width: float
-    top: float
-
-
 class _Extent(NamedTuple):
     """The losses of a step.
 
@@ -506,8 +494,8 @@ def _grid(
     delta: float,
     cells_per_spread: int | None = None,
     cells: int = CELLS,
-) -> _Grid:
-    """Choose the grid of a step's losses.
+) -> tuple[float, float]:
+    """Return the width of the grid of a step's losses, and the x where the upper tail is cut.
 
     Its width is small beside the spread of a step's loss, but not so small that composing takes
     seconds. The largest losses are rare and stretch the grid, so the tail is cut where all steps
@@ -518,7 +506,7 @@ def _grid(
     extent = _extent(z, drawn, steps, delta)
     finest = extent.spread / cells_per_spread
     total_spread = extent.spread * math.sqrt(steps)
-    return _Grid(_width(finest, extent.highest, total_spread, cells), extent.top)
+    return _width(finest, extent.highest, total_spread, cells), extent.top
 
 
 def _width(

@@ -115,7 +115,8 @@ def search(options: SearchOptions, show: Shown = "progress") -> tuple[Document, 
         _run_trials(journal, show, print_line)
     except BaseException:  # record the total ε, however the search ended
         with suppress(UserError):  # which would hide why it ended
-            journal.write_trials()
+            if journal.list_trials():  # a search that was refused leaves no record
+                journal.write()
         raise
     return journal.write(), folder
 
@@ -201,11 +202,6 @@ class Journal:
         record["ended_by"] = self.ended_by
         records.write(self.path, record)
         return record
-
-    def write_trials(self) -> None:
-        """Write the record if there is a trial: a search that was refused leaves none."""
-        if self.list_trials():
-            self.write()
 
 
 def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]) -> None:

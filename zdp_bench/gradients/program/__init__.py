@@ -45,7 +45,7 @@ from zdp_bench.gradients.parts import (
     takes_parts,
 )
 from zdp_bench.gradients.program.batch import check
-from zdp_bench.gradients.program.calls import Alone, Place, Places, is_mutable
+from zdp_bench.gradients.program.calls import Alone, Places, is_mutable
 from zdp_bench.gradients.program.copies import copy_apart
 from zdp_bench.gradients.program.graphs import bind, leaf_names, plain_graph, taped_graph
 from zdp_bench.gradients.program.memory import resolve_writes
@@ -57,20 +57,6 @@ from zdp_bench.gradients.rules import NoRule
 from zdp_bench.nn.precision import forward_precision
 
 log = logging.getLogger(__name__)
-
-__all__ = [
-    "Alone",
-    "Place",
-    "Program",
-    "Running",
-    "State",
-    "alone",
-    "copy_apart",
-    "is_ours",
-    "make",
-    "renew",
-    "state_of",
-]
 
 RECORDED_EXAMPLES = 3  # batch size when a model is recorded
 ROUNDING = 1e-2  # largest difference that counts as rounding, relative to the largest output
