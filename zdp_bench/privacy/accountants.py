@@ -6,20 +6,16 @@ uses. The first line of its YAML in `conf/accountant/` describes it.
     @register("accountant", "my_paper_2027")
     def my_paper_2027(claim: Claim) -> float: ...
 
-Such a function is a convention: it trusts its inputs. Some accountants also compute an ε for the
-mechanism that was run, for every kind of noise (`answer_for_mechanisms`). `zdp-bench epsilon` lists
-these.
+Such a function is a convention: it trusts its inputs. `accounting.py` computes the ε of a mechanism
+that was run, for every kind of noise.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from zdp_bench.privacy import accounting
-from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.registry import lookup, register
 
 
@@ -54,61 +50,9 @@ class Claim:
         return self.batch_size or max(1, round(self.sample_rate * self.records))
 
 
-Bound = Callable[[Mechanism, int, float], float]  # (mechanism, steps, δ) -> ε
-
-
-@dataclass(frozen=True)
-class ForMechanisms:
-    """One accountant's ε for a mechanism that was run.
-
-    Attributes:
-        kind: "tight" if ε is (nearly) exact, "bound" if it is looser, and "approximation" if it can
-            fall below the true ε.
-        epsilon: computes ε.
-        at_least: computes a lower bound on the true ε; None if there is none.
-    """
-
-    kind: Literal["tight", "bound", "approximation"]
-    epsilon: Bound
-    at_least: Bound | None = None
-
-
 def claimed_epsilon(accountant: str, claim: Claim) -> float:
     """Return the ε that an accountant claims."""
     return float(lookup("accountant", accountant)(claim))
-
-
-def _gdp_clt_epsilon(
-    mechanism: Mechanism,
-    steps: int,
-    delta: float,
-) -> float:
-    sampling = mechanism.sampling
-    return accounting.gdp_clt(
-        mechanism.z * sampling.shift,
-        sampling.sample_rate,
-        sampling.steps_of_one(steps),
-        delta,
-        "uniform" if sampling.scheme == "uniform" else "poisson",
-    )
-
-
-def _tight_at_least(
-    mechanism: Mechanism,
-    steps: int,
-    delta: float,
-) -> float:
-    low, _ = accounting.tight_interval(mechanism, steps, delta)
-    return low
-
-
-def answer_for_mechanisms() -> dict[str, ForMechanisms]:
-    """Return each accountant's ε for mechanisms that were run, the tight one first."""
-    return {
-        "pld": ForMechanisms("tight", accounting.tight_epsilon, _tight_at_least),
-        "rdp": ForMechanisms("bound", accounting.rdp_epsilon),
-        "gdp_clt": ForMechanisms("approximation", _gdp_clt_epsilon),
-    }
 
 
 @register("accountant", "pld")

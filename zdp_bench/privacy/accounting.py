@@ -388,6 +388,22 @@ def rdp_epsilon(
     return _epsilon_of(mechanism, rdp, rdp_uniform, steps, delta)
 
 
+def gdp_clt_epsilon(
+    mechanism: Mechanism,
+    steps: int,
+    delta: float,
+) -> float:
+    """Return the ε of a mechanism by the central limit theorem of Gaussian DP. NOT a bound."""
+    sampling = mechanism.sampling
+    return gdp_clt(
+        mechanism.z * sampling.shift,
+        sampling.sample_rate,
+        sampling.steps_of_one(steps),
+        delta,
+        "uniform" if sampling.scheme == "uniform" else "poisson",
+    )
+
+
 def _epsilon_of(
     mechanism: Mechanism,
     poisson: Epsilon,

@@ -26,11 +26,13 @@ from pydantic import TypeAdapter
 
 from zdp_bench import assets
 from zdp_bench.errors import UserError, require
-from zdp_bench.privacy.accountants import Claim, answer_for_mechanisms, claimed_epsilon
+from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.privacy.accounting import (
     example_epsilon,
+    gdp_clt_epsilon,
     patient_epsilon,
     patient_interval,
+    rdp_epsilon,
     tight_epsilon,
     tight_interval,
 )
@@ -361,12 +363,10 @@ CONVENTIONS = {
     "per_component": "real, or complex with σ² on each part",
     "circular": "complex, circular with σ² in all",
 }
-REMARKS = {
-    "tight": "tight: an upper bound, nearly exact",
-    "bound": "an upper bound, looser",
-    "approximation": "NOT a bound: an approximation that can fall below the truth",
-}
+TIGHT = "tight: an upper bound, nearly exact"
 TIGHT_INTERVAL = "tight: from the best attack known to the best proven bound"
+LOOSER = "an upper bound, looser"
+APPROXIMATION = "NOT a bound: an approximation that can fall below the truth"
 OF_PART = "tight, for one example of a unit that is drawn and clipped as one"
 
 
@@ -472,21 +472,18 @@ class Answer(NamedTuple):
     at_least: float | None = None
 
 
-Epsilon = Callable[[Mechanism, int, float], float]  # (mechanism, steps, δ) -> ε
-
-
 class Bound(NamedTuple):
-    """An accountant's ε.
+    """An accountant's ε of (mechanism, steps, δ).
 
     Attributes:
         remark: what the accountant bounds.
-        at_least: lower bound on the true ε, if the accountant knows one.
+        interval: a lower bound on the true ε, and `epsilon`, if the accountant knows both.
     """
 
     accountant: str
     remark: str
-    epsilon: Epsilon
-    at_least: Epsilon | None = None
+    epsilon: Callable[[Mechanism, int, float], float]
+    interval: Callable[[Mechanism, int, float], tuple[float, float]] | None = None
 
 
 def answer(training: Training, sigma: float | None, target: float | None) -> Sheet:
@@ -525,8 +522,8 @@ def _answer(training: Training, noise: str, bound: Bound, sigma: float) -> Answe
     mechanism = mechanism_of(noise, 1.0, sigma, training.sampling)
     steps, delta = training.steps, training.delta
     at_least = None
-    if bound.at_least is not None:
-        at_least = bound.at_least(mechanism, steps, delta)
+    if bound.interval is not None:
+        at_least, _ = bound.interval(mechanism, steps, delta)
     return Answer(
         noise,
         sigma,
@@ -556,33 +553,26 @@ def _bounds(training: Training) -> list[Bound]:
 
     pld also bounds the ε of one example of a unit, and of a patient.
     """
-    scheme, adjacency = training.sampling.scheme, training.sampling.adjacency
-    bounds = []
-    for name, accountant in answer_for_mechanisms().items():
-        has_interval = accountant.kind == "tight" and scheme == "uniform"
-        remark = TIGHT_INTERVAL if has_interval else REMARKS[accountant.kind]
-        bounds.append(Bound(name, remark, accountant.epsilon, accountant.at_least))
-        if name != "pld":
-            continue
-        if adjacency == "add_or_remove_one":
-            bounds.append(Bound(name, OF_PART, example_epsilon))
-        if training.examples_per_patient is not None:
-            bounds.append(_bound_patient(training.examples_per_patient))
+    sampling, examples = training.sampling, training.examples_per_patient
+    remark = TIGHT_INTERVAL if sampling.scheme == "uniform" else TIGHT
+    bounds = [Bound("pld", remark, tight_epsilon, tight_interval)]
+    if sampling.adjacency == "add_or_remove_one":
+        bounds.append(Bound("pld", OF_PART, example_epsilon))
+    if examples is not None:
+        bounds.append(_bound_patient(examples))
+    bounds.append(Bound("rdp", LOOSER, rdp_epsilon))
+    bounds.append(Bound("gdp_clt", APPROXIMATION, gdp_clt_epsilon))
     return bounds
 
 
 def _bound_patient(examples: int) -> Bound:
     """Return pld's bound for a patient with so many examples."""
-
-    def epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
-        return patient_epsilon(mechanism, examples, steps, delta)
-
-    def at_least(mechanism: Mechanism, steps: int, delta: float) -> float:
-        low, _ = patient_interval(mechanism, examples, steps, delta)
-        return low
-
-    remark = f"tight, for a patient or image with {examples} examples"
-    return Bound("pld", remark, epsilon, at_least)
+    return Bound(
+        "pld",
+        f"tight, for a patient or image with {examples} examples",
+        lambda mechanism, steps, delta: patient_epsilon(mechanism, examples, steps, delta),
+        lambda mechanism, steps, delta: patient_interval(mechanism, examples, steps, delta),
+    )
 
 
 def _show_answers(training: Training, answers: list[Answer]) -> Sheet:
