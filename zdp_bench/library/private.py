@@ -546,7 +546,7 @@ class Private:
         in_order = sorted(self._earlier, key=lambda earlier: (earlier.ledger, earlier.steps))
         start = starts.describe(self._as_earlier(), in_order, self.delta)
         randomness = randomness_kind(self.keys.source())
-        report = released_report(mechanism, self.ledger, releases, self.delta, randomness)
+        report = released_report(mechanism, self.ledger, self.delta, randomness)
         unit: dict[str, Any] = {"epsilon_of": "example"}
         if self.units.owners is not None:
             unit = {

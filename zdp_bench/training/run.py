@@ -698,7 +698,7 @@ def privacy_report(
         "unit": unit,
         "epsilon_of": epsilon_of(config, unit),
         "noise_multiplier": setup.algorithm.noise_multiplier,
-        **released_report(mechanism, ledger, releases, delta, randomness),
+        **released_report(mechanism, ledger, delta, randomness),
         **setup.algorithm.report(releases, delta),
     }
 
@@ -711,7 +711,6 @@ def epsilon_of(config: Run, unit: str) -> str:
 def released_report(
     mechanism: Mechanism,
     ledger: Tally,
-    releases: int,
     delta: float,
     randomness: str,
 ) -> dict[str, Any]:
@@ -719,13 +718,12 @@ def released_report(
 
     Args:
         mechanism: mechanism of every release.
-        ledger: the ledger.
-        releases: number of releases.
+        ledger: the ledger, or a tally of its releases.
         delta: δ at which every ε is computed.
         randomness: source of noise and batches: "seeded", "keyed" (by a secret key, which follows
             from no seed) or "cryptographic".
     """
-    position = ledger.position
+    position, releases = ledger.position, ledger.releases
     at_least, tight = tight_interval(mechanism, releases, delta)
     return {
         "epsilon_tight": tight,

@@ -211,7 +211,7 @@ def _check_loop(folder: Path, report: Source) -> Iterator[Check]:
     steps = ledger.releases
     this_training = Earlier("", owners, mechanism.z, mechanism.sampling, steps, id="")
     computed = {
-        **released_report(mechanism, ledger, steps, delta, kind),
+        **released_report(mechanism, ledger, delta, kind),
         "epsilon_of": "owner" if owners else "example",
         "epsilon_part": example_epsilon(mechanism, steps, delta),
         "start": describe(this_training, _earlier_of(privacy), delta),
