@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from unittest.mock import Mock
 
 import pytest
 from dp_accounting import get_sigma_gaussian
@@ -15,6 +16,7 @@ from zdp_bench.privacy.calibration import calibrate, calibrate_beside, calibrate
 from zdp_bench.privacy.composition import SpentSteps, compose_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.registry import names
+from zdp_bench.report import cells
 
 CLAIM = Claim(0.0, 0.01, 500, 1e-5, 6400, 5)
 
@@ -99,8 +101,12 @@ def test_what_another_package_claims_is_computed_anew(monkeypatch: pytest.Monkey
     scale = 1.0
     theirs = {"theirs": lambda claim: scale / claim.noise_multiplier}
     monkeypatch.setitem(registry._builders, "accountant", registry._builders["accountant"] | theirs)
+    sampling = Sampling("poisson", 0.02, 20.0, 1000)
+    privacy = Mock(noise_multiplier=2.0, sampling=sampling, delta=1e-5, claimed_by="theirs")
+    assert cells._claimed(privacy, 10, 1) == 0.5  # after an epoch, for a table
     first, scale = calibrate(0.5, "theirs", CLAIM), 2.0
     assert calibrate(0.5, "theirs", CLAIM) == pytest.approx(2 * first, rel=1e-3)
+    assert cells._claimed(privacy, 10, 1) == 1.0
 
 
 @pytest.mark.parametrize(("target", "sigma"), [(1 / 3, 3.0), (0.05, 20.0), (7.0, 1 / 7)])

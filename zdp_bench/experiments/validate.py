@@ -17,7 +17,7 @@ from zdp_bench.data import DatasetInfo
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
 from zdp_bench.nn.surgery import surgery
-from zdp_bench.privacy.accountants import Claim, claimed_epsilon
+from zdp_bench.privacy.accountants import recall_claimed_epsilon
 from zdp_bench.privacy.accounting import (
     example_epsilon,
     patient_epsilon,
@@ -25,7 +25,7 @@ from zdp_bench.privacy.accounting import (
     tight_epsilon,
 )
 from zdp_bench.privacy.memory import call_cached
-from zdp_bench.registry import find_module, lookup
+from zdp_bench.registry import find_module
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training.batches import MICRO_BATCH, PASSES, bytes_per_example
 from zdp_bench.training.build import build_scheduler, claim_of, count_real
@@ -202,7 +202,7 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
         "noise_multiplier": setup.algorithm.noise_multiplier,
         "z": mechanism.z,
         "delta": delta,
-        "epsilon_claimed": _claimed_epsilon(config.accountant, claim),
+        "epsilon_claimed": recall_claimed_epsilon(config.accountant, claim),
         "claimed_by": config.accountant,
         "epsilon_tight": call_cached(tight_epsilon, mechanism, steps, delta),
         "epsilon_rdp": call_cached(rdp_epsilon, mechanism, steps, delta),
@@ -214,16 +214,6 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
         "epsilon_of": data.unit if by_owner else "example",
         "max_epsilon": config.privacy.max_epsilon,
     }
-
-
-def _claimed_epsilon(accountant: str, claim: Claim) -> float:
-    """Return the ε that an accountant claims.
-
-    The ε of an accountant from another package is not cached, because its code may change.
-    """
-    if not lookup("accountant", accountant).__module__.startswith("zdp_bench."):
-        return claimed_epsilon(accountant, claim)
-    return float(call_cached(claimed_epsilon, accountant, claim))
 
 
 def predict_cost(setup: Setup, data: DatasetInfo, steps: int) -> Cost:

@@ -508,8 +508,7 @@ def _lacking(run: Record, metric: str, axes: Axes | None) -> str:
 def _claimed(privacy: Privacy, step: int, epoch: int) -> float:
     """Return the ε that a run's accountant would claim if the run had ended at this step."""
     # Imported here, because printing a table needs neither dp-accounting nor torch.
-    from zdp_bench.privacy.accountants import Claim, claimed_epsilon
-    from zdp_bench.privacy.memory import call_cached
+    from zdp_bench.privacy.accountants import Claim, recall_claimed_epsilon
 
     sampling = privacy.sampling
     claim = Claim(
@@ -520,5 +519,4 @@ def _claimed(privacy: Privacy, step: int, epoch: int) -> float:
         sampling.records,
         epoch,
     )
-    epsilon: float = call_cached(claimed_epsilon, privacy.claimed_by, claim)
-    return epsilon
+    return recall_claimed_epsilon(privacy.claimed_by, claim)

@@ -26,7 +26,7 @@ from pydantic import TypeAdapter
 
 from zdp_bench import assets
 from zdp_bench.errors import UserError, require
-from zdp_bench.privacy.accountants import Claim, claimed_epsilon
+from zdp_bench.privacy.accountants import Claim, recall_claimed_epsilon
 from zdp_bench.privacy.accounting import (
     example_epsilon,
     gdp_clt_epsilon,
@@ -200,7 +200,7 @@ def reproduce(quoted: Quoted) -> Reproduction:
         sigma = calibrate(float(quoted.printed), convention, claim)
         claim = dataclasses.replace(claim, noise_multiplier=sigma)
     sigma = claim.noise_multiplier
-    reproduced = call_cached(claimed_epsilon, convention, claim)
+    reproduced = recall_claimed_epsilon(convention, claim)
     mechanism = _mechanism(quoted, sigma, scheme, sample_rate)
     tight_at_least, tight = call_cached(tight_interval, mechanism, steps, delta)
     tight_poisson = None
