@@ -26,6 +26,7 @@ from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.config.words import parse_words, read_words
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.experiments.times import Times, read_times, seconds_of
+from zdp_bench.foreign_files import parse_as
 from zdp_bench.privacy.memory import call_cached
 from zdp_bench.records import Record
 from zdp_bench.registry import installed, lookup
@@ -89,12 +90,7 @@ def jobs_of_table(table: str) -> list[Job]:
     They are cached until a recipe or the code changes, because checking them takes seconds and
     imports torch.
     """
-    jobs = []
-    for values in _call_cached(list_jobs, table):
-        overrides = tuple(values["filling"]["overrides"])
-        filling = Filling(**values["filling"] | {"overrides": overrides})
-        jobs.append(Job(filling, values["composed"], values["resolved"]))
-    return jobs
+    return parse_as(list[Job], _call_cached(list_jobs, table))
 
 
 def list_jobs(table: str, state: str = "") -> list[dict[str, Any]]:
@@ -104,14 +100,8 @@ def list_jobs(table: str, state: str = "") -> list[dict[str, Any]]:
         table: the table, PAPER/N.
         state: digest of recipes and code. Unused here: it is part of the cache key.
     """
-    return [
-        {
-            "filling": dataclasses.asdict(claim.filling),
-            "composed": claim.composed,
-            "resolved": claim.config.resolved,
-        }
-        for claim in claims_of(table)
-    ]
+    jobs = [Job(claim.filling, claim.composed, claim.config.resolved) for claim in claims_of(table)]
+    return [dataclasses.asdict(job) for job in jobs]
 
 
 def _call_cached(function: Callable[..., Any], *arguments: Any) -> Any:
