@@ -98,15 +98,16 @@ def check_metrics(
     name = config.task.name
     if registry.package_of("task", name) == "zdp_bench":
         return
-    few = Part(test, torch.arange(min(QUICK, len(test))))
-    cpu = torch.device("cpu")
+
+    def compute(examples: Source) -> dict[str, float]:
+        outputs, targets = predict(model, task, examples, torch.device("cpu"))
+        return task.metrics(outputs, targets, examples.groups)
+
     try:
         try:
-            outputs, targets = predict(model, task, few, cpu)
-            metrics = task.metrics(outputs, targets, few.groups)
+            metrics = compute(Part(test, torch.arange(min(QUICK, len(test)))))
         except Exception:
-            outputs, targets = predict(model, task, test, cpu)
-            metrics = task.metrics(outputs, targets, test.groups)
+            metrics = compute(test)
     except Exception as error:
         raise UserError(
             f"task={name}: its metrics cannot be computed before the first step: "
