@@ -425,6 +425,20 @@ def test_what_torch_func_computes_with_another_shape_is_passed_one_by_one() -> N
         torch.testing.assert_close(gradient, expected)
 
 
+@pytest.mark.parametrize("is_enabled", [False, True])
+def test_rows_of_a_model_that_differentiates_have_a_graph_if_gradients_are_enabled(
+    is_enabled: bool,
+) -> None:
+    def force(net: Any, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(net.layer(x).tanh().sum(), x, create_graph=True)[0]
+
+    model = Made(force, layer=nn.Linear(4, 2))
+    with torch.set_grad_enabled(is_enabled):
+        outputs = reference.compute_outputs(model, torch.randn(3, 4))
+    assert outputs.requires_grad == is_enabled
+
+
 def test_a_first_output_is_that_of_one_example() -> None:
     batch = torch.randn(3, WIDTH), torch.arange(3)
     output, target = reference.compute_first_output(nn.Linear(WIDTH, 2), batch)

@@ -76,6 +76,20 @@ def test_a_wrong_type_is_refused_with_what_was_given_and_what_to_write(
     assert len(str(refused.value)) < 250
 
 
+def test_a_wrapper_that_is_no_whole_optimizer_is_refused(make: Make) -> None:
+    class Lookahead(torch.optim.Optimizer):
+        def __init__(self, base: torch.optim.Optimizer) -> None:
+            self.base, self.param_groups, self.state = base, base.param_groups, base.state
+
+        def step(self, closure: Any = None) -> None:
+            self.base.step()
+
+    model = network()
+    wrapper = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(UserError, match=r"^optimizer: Lookahead has no hooks, .*super\(\)"):
+        make(model, optimizer=wrapper)
+
+
 def test_an_empty_list_of_optimizers_is_refused(make: Make) -> None:
     with pytest.raises(UserError, match=r"^optimizer: the list is empty"):
         make(optimizer=[])

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 import zdp_bench
+from tests.library import small
 from tests.library.architectures import ARCHITECTURES
+from tests.library.small import begin, train
 from tests.modules import Made
 
 CLASSES, BOUND = 5, 0.7
@@ -224,3 +226,22 @@ def test_checkpoints_of_libraries_are_refused_with_their_switch(name: str) -> No
     sentence = r"checkpoint is called there.*set_grad_checkpointing.*gradient_checkpointing_dis"
     with pytest.raises(zdp_bench.UserError, match=sentence):
         zdp_bench.check_model(model.train(), loss, (inputs, torch.arange(len(inputs)) % 4))
+
+
+def test_a_model_and_a_loss_may_differentiate(tmp_path: Path) -> None:
+    """As models of forces and losses that weigh examples by their slopes do."""
+
+    def force(net: Any, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(net.energy(x).sum(), x, create_graph=True)[0]
+
+    def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
+        leaf = outputs.detach().requires_grad_()
+        (slopes,) = torch.autograd.grad(small.loss(leaf, targets).sum(), leaf)
+        return small.loss(outputs, targets) * slopes.norm(dim=1)
+
+    torch.manual_seed(0)
+    energy = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1, bias=False))
+    with begin(Made(force, energy=energy), tmp_path / "ledger.jsonl", loss=weighted) as private:
+        train(private, most=1)
+    assert private.done == 1

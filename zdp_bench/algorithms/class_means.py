@@ -58,8 +58,7 @@ def _compute_layer_inputs(model: nn.Module, inputs: Tensor) -> Tensor:
 
     handle = layer.register_forward_pre_hook(save_arguments)
     try:
-        with torch.no_grad():
-            model(inputs)
+        model(inputs)
     finally:
         handle.remove()
     features, *_ = received
@@ -147,11 +146,12 @@ class ClassSums:
         """Return x/‖x‖ [B, inputs] and y [B, outputs]; both 0 if an example is not finite."""
         inputs, targets = batch
         model = self.problem.model
-        if is_ours(model) or len(inputs) == 0:
-            features = _compute_layer_inputs(model, inputs)
-        else:  # such a model runs too rarely to be recorded
-            features = run_apart(model, inputs, _compute_layer_inputs)
-        directions = _normalize(features.detach().flatten(1).double())
+        with torch.no_grad():
+            if is_ours(model) or len(inputs) == 0:
+                features = _compute_layer_inputs(model, inputs)
+            else:  # such a model runs too rarely to be recorded
+                features = run_apart(model, inputs, _compute_layer_inputs)
+        directions = _normalize(features.flatten(1).double())
         if directions.shape[1] != self.layer.in_features:
             raise UserError(
                 f"{self.key} takes one row of features for each example, and this model calls its "

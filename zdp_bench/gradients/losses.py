@@ -307,8 +307,9 @@ class PerExample:
         )
 
     def compute_one(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss [1] of a batch of one example."""
-        losses = self._fresh_loss()(outputs.clone(), unpack(targets.clone()))
+        """Return the loss [1] of a batch of one example. It may differentiate in any context."""
+        with torch.enable_grad():
+            losses = self._fresh_loss()(outputs.clone(), unpack(targets.clone()))
         if not isinstance(losses, Tensor):
             description = type(losses).__name__
         elif not losses.is_floating_point():
@@ -316,7 +317,7 @@ class PerExample:
         elif losses.shape != (1,):
             description = f"shape {list(losses.shape)}"
         else:
-            return losses
+            return losses if torch.is_grad_enabled() else losses.detach()
         raise UserError(
             f"the loss gives {description} for 1 example: it must return one real number per "
             'example, never a mean; torch\'s losses do with reduction="none".'

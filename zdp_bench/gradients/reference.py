@@ -101,8 +101,7 @@ def _differentiate(
 def compute_first_output(model: nn.Module, batch: Batch) -> Batch:
     """Return the output for the first example, [1, ...], and its target."""
     inputs, targets = batch
-    with torch.enable_grad():  # the model may differentiate in its forward pass
-        return compute_outputs(model, inputs[:1]).detach(), targets[:1]
+    return compute_outputs(model, inputs[:1]).detach(), targets[:1]
 
 
 def compute_outputs(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -120,7 +119,9 @@ def run_apart(
     """Return the rows [B, ...] that a function of the model and one example [1, ...] returns.
 
     Formal guarantee: each call gets its own copy of the model, its own random numbers, and the
-        state that is there at the beginning. Parameters are shared, so gradients reach them.
+        state that is there at the beginning. Parameters are shared, so gradients reach them. The
+        function may differentiate in any context, but the rows have a graph only if gradients are
+        enabled.
     """
     parameters = tuple(model.parameters())
     devices = [inputs.device] if inputs.device.type == "cuda" else []
@@ -134,7 +135,9 @@ def run_apart(
             restore()
             set_seed(seed)
             own_example = map_leaves(torch.clone, example)  # not a view of the batch
-            rows.append(run(copy_apart(model, parameters), own_example))
+            with torch.enable_grad():
+                row = run(copy_apart(model, parameters), own_example)
+            rows.append(row if torch.is_grad_enabled() else row.detach())
     return torch.cat(rows)
 
 

@@ -308,7 +308,7 @@ def _input_sizes(
     device = next(model.parameters()).device
     was_training = model.training
     try:
-        with torch.no_grad(), torch.random.fork_rng(), takes_parts(model):
+        with torch.enable_grad(), torch.random.fork_rng(), takes_parts(model):
             example = map_leaves(
                 lambda leaf: leaf.new_zeros(1, *leaf.shape[1:], device=device), like
             )

@@ -313,6 +313,11 @@ def _unwrap(optimizer: Any) -> torch.optim.Optimizer:
     library = type(optimizer).__module__.partition(".")[0]
     if library in WRAPPING_LIBRARIES:
         optimizer = getattr(optimizer, "optimizer", optimizer)
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):  # its steps could not be watched
+        raise UserError(
+            f"optimizer: {type(optimizer).__name__} has no hooks, because its __init__ does not "
+            "call that of torch.optim.Optimizer: let it call super().__init__(params, defaults)."
+        )
     try:
         require_step(optimizer)
     except ValueError as error:

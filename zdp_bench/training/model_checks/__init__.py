@@ -277,8 +277,7 @@ def _check_losses(
 ) -> None:
     """Reject a loss that needs several examples; warn if an example's loss depends on others."""
     targets = batch[1]
-    with torch.enable_grad():  # the model may differentiate in its forward pass
-        output = reference.compute_outputs(model, batch[0]).detach()
+    output = reference.compute_outputs(model, batch[0]).detach()
     losses = require_outputs_alone(model, example_loss, output, targets)
     if isinstance(example_loss.loss, nn.Module):
         copied = output[:1].clone(), unpack(targets[:1].clone())

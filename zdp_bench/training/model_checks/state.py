@@ -149,7 +149,7 @@ def require_loss_keeps_nothing(
     twin = copy_apart(loss, tuple(loss.parameters()))
     states = []
     for _ in range(2):
-        with torch.no_grad(), suppress(RuntimeError):  # it may need torch.func's types
+        with torch.enable_grad(), suppress(RuntimeError):  # it may need torch.func's types
             twin(outputs, targets)
         states.append(_state_of(twin))
     if difference := _find_difference(*states):
