@@ -35,6 +35,7 @@ from zdp_bench.extras.sharing.loading import read_inputs
 from zdp_bench.library import starts
 from zdp_bench.library.starts import Earlier
 from zdp_bench.models.resnet import Transfer
+from zdp_bench.nn.state import state_digest
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.ledger_lines import MIN_STEP_LINE
 from zdp_bench.privacy.memory import call_cached
@@ -112,7 +113,7 @@ def read_checkpoint(place: Path) -> str:
         saved.restore(model, optimizer, None, {})
     except checkpoint.Misfit as error:
         raise UserError(str(error)) from None
-    return checkpoint.state_digest({"step": saved.step, **vars(saved)}, model.state_dict())
+    return state_digest({"step": saved.step, **vars(saved)}, model.state_dict())
 
 
 def write_start(place: Path) -> None:

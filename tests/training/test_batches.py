@@ -20,8 +20,7 @@ from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.config import compose, parse
 from zdp_bench.data import Examples
-from zdp_bench.errors import UserError
-from zdp_bench.gradients.mapping import is_out_of_memory
+from zdp_bench.errors import UserError, is_out_of_memory
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup
 from zdp_bench.training import batches as memory

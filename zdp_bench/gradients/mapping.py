@@ -13,8 +13,6 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-from zdp_bench.errors import is_out_of_memory as is_out_of_memory
-
 
 def map_rows(
     function: Callable[..., Any],

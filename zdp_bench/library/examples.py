@@ -29,7 +29,7 @@ from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.losses import are_alike, preserve_random_state, set_seed
 from zdp_bench.gradients.parts import leaves_of, map_leaves, pack, unpack
-from zdp_bench.training.checkpoint import state_digest
+from zdp_bench.nn.state import state_digest
 
 DIGEST_BATCH = 256  # number of examples that are hashed at once
 # Number of items that are read twice: at least, at most, and no more after this time.

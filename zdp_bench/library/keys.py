@@ -32,10 +32,10 @@ from zdp_bench.gradients import Batch
 from zdp_bench.gradients.losses import preserve_random_state, set_seed
 from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.library.examples import Items
+from zdp_bench.nn.state import state_digest
 from zdp_bench.privacy.noise import HedgedNoise, NoiseSource, SecureNoise, SeededNoise, run_key
 from zdp_bench.privacy.tally import Tally
 from zdp_bench.training.batches import seed_layers
-from zdp_bench.training.checkpoint import state_digest
 from zdp_bench.training.machine import foreign_code
 from zdp_bench.training.plan import Plan
 

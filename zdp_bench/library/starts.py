@@ -22,10 +22,10 @@ from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Unfit, parse_as, read_json
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.library.units import PRIVATE_OWNERS
+from zdp_bench.nn.state import state_digest
 from zdp_bench.privacy.composition import SpentSteps, compose_epsilon
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.records.record import Noise, Steps
-from zdp_bench.training.checkpoint import state_digest
 
 SUFFIX = ".weights.json"  # of the file beside a ledger that names the final weights
 PUBLIC = "unknown, declared public"

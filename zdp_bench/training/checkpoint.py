@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from zdp_bench import disk
 from zdp_bench.errors import UserError, first_line, is_out_of_memory
 from zdp_bench.foreign_files import Shape, misfits, open_regular, require_stored
-from zdp_bench.nn.state import state_digest as state_digest
 from zdp_bench.privacy.tally import Position
 from zdp_bench.training.memory_layout import has_repeats, separate_numbers
 

@@ -23,6 +23,7 @@ from zdp_bench.disk import expand_home
 from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.foreign_files import Unfit, parse_as, read_setting
 from zdp_bench.models import WeightsFile
+from zdp_bench.nn.state import state_digest
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
 from zdp_bench.training import checkpoint
@@ -136,7 +137,7 @@ def find_start(config: Run) -> PublicStart | None:
         _require_public(config, data_set)
     saved = checkpoint.load(home / "checkpoint.pt", record.run)
     assert saved is not None
-    digest = checkpoint.state_digest(saved.model)
+    digest = state_digest(saved.model)
     sources = read_start_sources(home)
     if not trained_on[0].is_generated:
         sources |= read_sources(home) or frozenset()

@@ -23,6 +23,7 @@ from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.program import renew
+from zdp_bench.nn.state import state_digest
 from zdp_bench.nn.surgery import surgery
 from zdp_bench.privacy.accounting import (
     example_epsilon,
@@ -413,7 +414,7 @@ class Loop:
             config.execution.deterministic,
         )
         execution = join_digests(self.ranks.gather(own_digest))
-        return execution, self.step, checkpoint.state_digest(*self.states())
+        return execution, self.step, state_digest(*self.states())
 
     def save(
         self,
@@ -652,7 +653,7 @@ def run_record(
             # Weights of the trained model, in the run's folder; `zdp-bench export` reads them.
             "weights": {
                 "file": "checkpoint.pt",
-                "digest": checkpoint.state_digest(loop.trained.state_dict()),
+                "digest": state_digest(loop.trained.state_dict()),
             },
         },
     }

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from zdp_bench.algorithms import Algorithm
-from zdp_bench.errors import UserError, setting
+from zdp_bench.errors import UserError, is_out_of_memory, setting
 from zdp_bench.gradients import Batch
-from zdp_bench.gradients.mapping import is_out_of_memory
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, add_noise, correlate, make_release, to_float64
 from zdp_bench.privacy.tally import BudgetExceeded, Tally

@@ -22,6 +22,7 @@ from zdp_bench.extras.sharing.card import card
 from zdp_bench.extras.sharing.folder import Source
 from zdp_bench.foreign_files import read_json
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.nn.state import state_digest
 from zdp_bench.privacy.ledger_lines import end_of
 from zdp_bench.records import Document, Record
 from zdp_bench.report.results import read_frame, tell_differences
@@ -61,7 +62,7 @@ def export(
     path = home / "checkpoint.pt"
     saved = checkpoint.load(path, record["run"])
     weights_digest = record["measured"]["weights"]["digest"]
-    if saved is None or checkpoint.state_digest(saved.model) != weights_digest:
+    if saved is None or state_digest(saved.model) != weights_digest:
         raise UserError(
             f"{path}: does not contain the record's weights. To recreate them, run: "
             f"{command_of(Record.of(record))}."
@@ -119,7 +120,7 @@ def write_own(
         "privacy": privacy,
         "metrics": {name: _number(name, value) for name, value in metrics.items()},
         "environment": environment(next(model.parameters()).device),
-        "measured": {"weights": {"digest": checkpoint.state_digest(weights)}},
+        "measured": {"weights": {"digest": state_digest(weights)}},
     }
     _write(folder, report, weights, ledger)
 

@@ -28,6 +28,7 @@ from zdp_bench.foreign_files import read_text
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.library.keys import randomness_kind
 from zdp_bench.library.starts import Earlier, describe
+from zdp_bench.nn.state import state_digest
 from zdp_bench.privacy.accounting import example_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.ledger_lines import LedgerError
@@ -36,7 +37,6 @@ from zdp_bench.privacy.tally import Tally
 from zdp_bench.records import Document, get, to_json
 from zdp_bench.registry import find_module
 from zdp_bench.training.build import count_real
-from zdp_bench.training.checkpoint import state_digest
 from zdp_bench.training.run import epsilon_of, privacy_report, released_report
 from zdp_bench.training.setup import ModelSetup
 
