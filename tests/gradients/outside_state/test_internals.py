@@ -100,3 +100,20 @@ def test_the_order_of_a_dictionary_is_restored() -> None:
         assert restore()
         assert not restore()
     assert list(memory.items()) == [("a", 1), ("b", 2)]
+
+
+class Link:
+    """A link of a library's cache, such as cachetools' TTLCache, whose entries are elsewhere."""
+
+    __module__ = "queue"
+    __slots__ = ("following",)
+
+    following: Any
+
+
+def test_the_slots_of_a_librarys_objects_are_restored_as_its_dictionaries_are() -> None:
+    link = Link()
+    link.following = link
+    with preserve_outside_state(link):
+        link.following = Link()
+    assert link.following is link

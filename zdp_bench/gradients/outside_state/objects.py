@@ -51,14 +51,14 @@ def _(value: Any) -> Content:
     if is_table(value):
         return content_of_table(value)
     if not is_library(owner.__module__):
-        parts.append(owner)
-        parts.extend(_slots_of(value))
+        parts.extend([owner, *_slots_of(value)])
     elif isinstance(value, torch.jit.ScriptModule):  # its tensors are no Python attributes
         parts.extend([*value.parameters(), *value.buffers()])
     elif isinstance(value, nn.Module):
         pass
     elif owner.__module__.startswith(MODULES_OF_HOLDERS):
-        parts.extend(_referents_of(value))  # such as the function and arguments of a partial
+        # Such as the function and arguments of a partial.
+        parts.extend([*_referents_of(value), *_slots_of(value)])
     else:
         return Content(())
     return Content([*parts, *attributes_of(value)])
@@ -92,7 +92,7 @@ def _slots_of(value: Any) -> list[Slot]:
     slots = []
     for owner in type(value).__mro__:
         # Types written in C or Cython have such descriptors too, of which some are read-only.
-        if "__slots__" in vars(owner) and not is_library(owner.__module__):
+        if "__slots__" in vars(owner):
             for descriptor in vars(owner).values():
                 if isinstance(descriptor, types.MemberDescriptorType):
                     slots.append(Slot(value, descriptor))
