@@ -351,6 +351,39 @@ def test_a_revocation_cannot_be_dropped_moved_or_changed(path: Path) -> None:
             reopen(path)
 
 
+def write_revoked_by_older_version(path: Path) -> None:
+    """Write the same as versions before 0.1: the revocation is a start without a state."""
+    write_revoked(path)
+    bodies = [json.loads(line) for line in path.read_bytes().splitlines()]
+    digest, lines = ledger_lines.BEGINNING, list[bytes]()
+    for body in bodies:
+        body.pop("sha256")
+        if "revokes" in body:
+            body = {"generation": body["revokes"], "made": "", "state": "", "step": body["step"]}
+        text = json.dumps(body, sort_keys=True)
+        after = hashlib.sha256((digest + text).encode()).hexdigest()
+        if "state" not in body:
+            digest = after
+        lines.append(json.dumps(body | {"sha256": after}, sort_keys=True).encode() + b"\n")
+    path.write_bytes(b"".join(lines))
+
+
+@pytest.mark.parametrize("is_set_aside", [True, False])
+def test_a_ledger_in_which_an_older_version_revoked_a_start_is_refused(
+    path: Path, is_set_aside: bool
+) -> None:
+    """Its revoked start was continued: steps counted once, under one noise for two sums."""
+    write_revoked_by_older_version(path)
+    assert module.has_steps(path)
+    assert module.is_ledger(path)
+    if is_set_aside:
+        set_aside(path)
+    with pytest.raises((LedgerError, UserError), match=r"line 6: was written by another version"):
+        reopen(path)
+    with pytest.raises(UserError, match="was written by another version"):
+        tally.count_releases(module.find_ledgers(path.parent))
+
+
 @pytest.mark.parametrize("revoked_first", [True, False])
 def test_the_order_of_ledgers_that_were_set_aside_brings_no_revoked_start_back(
     path: Path, revoked_first: bool

@@ -194,7 +194,7 @@ def parse(line: bytes) -> tuple[Entry, str]:
 
     Raises:
         LedgerError: `line` is not a line of a ledger.
-        OtherVersionError: it is the head of a ledger of another version.
+        OtherVersionError: it is a line of a ledger of another version.
     """
     damaged = LedgerError("not a ledger line; the file was edited or damaged")
     try:
@@ -209,7 +209,8 @@ def parse(line: bytes) -> tuple[Entry, str]:
     kinds = [kind for kind, keys in _KINDS if keys <= body.keys() <= kind.fields_of_keys.keys()]
     if not kinds:
         raise damaged
-    if body.get("ledger", FORMAT) != FORMAT:
+    # A start without what made it is a revocation of an older version, which had the same `FORMAT`.
+    if body.get("ledger", FORMAT) != FORMAT or body.get("made") == "":
         raise OtherVersionError(OTHER_VERSION)
     if not all(type(value) is str for value in body.get("facts", {}).values()):
         raise damaged
