@@ -1,5 +1,6 @@
 """A search from end to end: its trials are runs, its ε is theirs together, a kill costs nothing."""
 
+import dataclasses
 import json
 import os
 import shlex
@@ -21,6 +22,8 @@ from tests.tasks.plugin import WORDS, register_task
 from tests.test_cli import run as command
 from zdp_bench import assets, cli, records
 from zdp_bench.config import configured
+from zdp_bench.config.schema import Run
+from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.sweep import run_one
 from zdp_bench.extras.search import search as module
@@ -407,6 +410,23 @@ def test_a_search_goes_on_in_a_moved_results_folder(plus: str) -> None:
     names = {read_search([*words, place, f"threads={n}"]).name for n, place in enumerate(places, 1)}
     assert len(names) == 1
     assert read_search([*words, places[0], "seed=9"]).name not in names
+    assert read_search([*words, places[0], f"{plus}paths.data=b"]).name not in names
+
+
+def test_a_search_on_other_data_leaves_the_record_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data may be chosen by ZDP_DATA. The search went on with the noise of the first."""
+    first = carry_out(tmp_path, RATES, trials=1)
+    load = module.load_data
+
+    def load_others(config: Run) -> Splits:
+        return dataclasses.replace(load(config), digest="0" * 64)
+
+    monkeypatch.setattr(module, "load_data", load_others)
+    with pytest.raises(UserError, match=r"search\.json: is of a search on other data"):
+        carry_out(tmp_path, RATES, trials=1)
+    assert json.loads(next(tmp_path.glob("searches/*/search.json")).read_text()) == first
 
 
 @pytest.mark.parametrize("plus", ["", "+", "++"])
@@ -582,8 +602,9 @@ def test_a_damaged_record_of_a_search_is_one_sentence(
     path = tmp_path / "search.json"
     trial = {"trial": 1, "values": {}, "noise": [], "run": "a" * 64, "state": "done"}
     trial |= {"score": 0.5}
-    path.write_text(json.dumps({"trials": [trial]}))
-    assert module._read_trials(path) == {1: trial}
-    path.write_text(json.dumps(change({"trials": [trial]})))
+    record = {"trials": [trial], "data": {"digest": "d"}}
+    path.write_text(json.dumps(record))
+    assert module._read_trials(path, "d") == {1: trial}
+    path.write_text(json.dumps(change(record)))
     with pytest.raises(UserError, match=r"search\.json: is damaged at .*Delete it, and search"):
-        module._read_trials(path)
+        module._read_trials(path, "d")

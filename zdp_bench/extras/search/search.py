@@ -110,7 +110,7 @@ def search(options: SearchOptions, show: Shown = "progress") -> tuple[Document, 
     _check_listed_values(options, data)
     folder = config.results / FOLDER / f"{config.recipe}-{options.name}"
     path = folder / "search.json"
-    journal = Journal(path, options, config, data, metric, _read_trials(path))
+    journal = Journal(path, options, config, data, metric, _read_trials(path, data.digest))
     try:
         _run_trials(journal, show, print_line)
     except BaseException:  # record the total ε, however the search ended
@@ -279,11 +279,11 @@ def _begin_trial(journal: Journal, trial: Document, config: Run, data: Splits) -
     reserve(config, data, setup.mechanism, steps, home, run=trial["run"], begin=begin)
 
 
-def _read_trials(path: Path) -> dict[int, Document]:
+def _read_trials(path: Path, data_digest: str) -> dict[int, Document]:
     """Return the trials in a search's record by number, empty for a new search.
 
     Raises:
-        UserError: the record is damaged.
+        UserError: the record is damaged, or of a search on other data.
     """
     if not path.is_file():
         return {}
@@ -292,9 +292,14 @@ def _read_trials(path: Path) -> dict[int, Document]:
         record = read_json(path)
     except UserError as error:
         raise UserError(f"{error} {advice}") from None
-    keys = [*misfits(record, {"trials": [_TRIAL]})]
+    keys = [*misfits(record, {"trials": [_TRIAL], "data": {"digest": str}})]
     if keys:
         raise UserError(f"{path}: is damaged at {keys[0]}. {advice}")
+    if record["data"]["digest"] != data_digest:
+        raise UserError(
+            f"{path}: is of a search on other data, which have changed since. Search on these in "
+            "another results folder: paths.results=FOLDER."
+        )
     return {trial["trial"]: trial for trial in record["trials"]}
 
 

@@ -69,10 +69,15 @@ class SearchOptions:
     def name(self) -> str:
         """A name that identifies the search, even if it is continued with more trials or moved.
 
-        With `epsilon`, the number of trials determines their noise, so it is part of the identity.
+        The folder of the data is part of it, because it may decide what the data are. With
+        `epsilon`, the number of trials determines their noise, so it is part of the identity.
         """
         trials = self.trials if self.epsilon else None
-        fixed = [word for word in self.fixed if enters_digest(split_word(word)[0])]
+        fixed = []
+        for word in self.fixed:
+            key, _ = split_word(word)
+            if key == "paths.data" or enters_digest(key):
+                fixed.append(word)
         searched = {key: distribution_to_json(values) for key, values in self.searched.items()}
         identity = [fixed, searched, [self.sampler, self.epsilon, trials, self.metric]]
         text = json.dumps(identity, sort_keys=True)
