@@ -760,3 +760,10 @@ def test_without_a_ledger_one_is_named_after_the_training_and_said(
         assert again.done == 5
     with started(network(), noise_multiplier=1.3) as other:
         assert other.ledger.path.name != file.name
+    earlier = file.rename(file.with_name("Sequential-0123abcd.jsonl"))
+    with pytest.raises(UserError, match=rf"0123abcd\.jsonl: .* Rename it to {file.name}"):
+        started(network())  # its steps were not counted: another ledger began
+    earlier.rename(file)
+    file.with_name("Sequential-mine.jsonl").write_bytes(file.read_bytes())
+    with started(network()) as once_more:
+        assert once_more.resume()

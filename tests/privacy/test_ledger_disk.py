@@ -541,5 +541,5 @@ def test_only_a_file_is_opened_to_see_if_it_is_a_ledger(
     write(path, 2)
     make = {"folder": other.mkdir, "pipe": lambda: os.mkfifo(other)}
     make.get(kind, lambda: other.symlink_to(path))()
-    monkeypatch.setattr(module, "_read_head", Mock(side_effect=AssertionError("it is opened")))
+    monkeypatch.setattr(module, "read_head", Mock(side_effect=AssertionError("it is opened")))
     assert not module.is_ledger(other)

@@ -188,8 +188,9 @@ def make_private(
     device = next(model.parameters()).device
     ranks = join(device.type)
     training_digest = digest_of_training(mechanism, plan.sampling, units.stated)
-    path = default_ledger(model, training_digest) if ledger is None else Path(ledger)
-    path = path.absolute()  # the training loop may change the working directory
+    if ledger is None:
+        ledger = default_ledger(model, training_digest, mechanism, units.stated)
+    path = Path(ledger).absolute()  # the training loop may change the working directory
     if ranks.size > 1:
         # Seeded noise is keyed by the sum it is added to (`HedgedNoise`), and rank 0, which draws
         # it, has only its own part of the sum.

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from torch import nn
 
 from zdp_bench.disk import hold_lock, make_folder
 from zdp_bench.errors import UserError
+from zdp_bench.privacy.ledger import LedgerError, read_head
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.tally import Tally
 from zdp_bench.training import checkpoint
@@ -52,9 +54,29 @@ def digest_of_training(mechanism: Mechanism, sampling: Sampling, owners: str) ->
     return hashlib.sha256(f"{mechanism.digest()}:{sampling}:{owners}".encode()).hexdigest()
 
 
-def default_ledger(model: nn.Module, training_digest: str) -> Path:
-    """Return the path of the ledger if the caller names none, and log it."""
-    path = FOLDER / f"{type(model).__name__}-{training_digest[:8]}.jsonl"
+def default_ledger(
+    model: nn.Module, training_digest: str, mechanism: Mechanism, owners: str
+) -> Path:
+    """Return the path of the ledger if the caller names none, and log it.
+
+    Raises:
+        UserError: this training has a ledger under a name that an older version gave it.
+    """
+    name = type(model).__name__
+    path = FOLDER / f"{name}-{training_digest[:8]}.jsonl"
+    others = re.compile(re.escape(name) + r"-[0-9a-f]{8}\.jsonl")
+    for other in sorted(FOLDER.glob("*.jsonl")):
+        if not others.fullmatch(other.name) or other == path:
+            continue
+        with suppress(LedgerError):
+            head = read_head(other)
+            # The digest in the name follows from these two alone.
+            if head.mechanism == mechanism.digest() and head.identity == owners:
+                raise UserError(
+                    f"{other}: is the ledger of this training under its name in an older version, "
+                    f"so its steps must count. Rename it to {path.name}, or, to begin with an "
+                    "untrained model, move it to another folder."
+                )
     log.warning("every step is recorded in %s; set ledger= to use another file", path)
     return path
 

@@ -610,7 +610,7 @@ def is_ledger(path: Path) -> bool:
     if path.is_symlink() or not path.is_file():
         return False
     try:
-        _read_head(path)
+        read_head(path)
     except OtherVersionError:
         return True
     except LedgerError:
@@ -618,7 +618,7 @@ def is_ledger(path: Path) -> bool:
     return True
 
 
-def _read_head(path: Path) -> Head:
+def read_head(path: Path) -> Head:
     """Return the first line of a ledger.
 
     Raises:
@@ -765,7 +765,7 @@ def _is_undamaged(path: Path) -> bool:
 def read_identity(path: Path) -> str | None:
     """Return the identity that the head of a ledger states, or None if the head is damaged."""
     try:
-        return _read_head(path).identity
+        return read_head(path).identity
     except LedgerError:
         return None
 
