@@ -89,6 +89,7 @@ def test_what_is_not_finite_is_noticed(value: float) -> None:
     assert torch.isfinite(squares).tolist() == [True, False, True]
     assert not clipping.all_finite(squares)
     assert clipping.all_finite(squares[::2])
+    assert not clipping.all_finite(squares[1:2])
     assert clipping.all_finite(squares[:0])
     factor = 0.5 * SAFETY / 2**7.5
     assert clip_factors(squares.sqrt(), 0.5).tolist() == pytest.approx([factor, 0, factor])

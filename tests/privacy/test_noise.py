@@ -189,7 +189,6 @@ def test_numbers_of_a_seed_are_the_same_from_version_to_version() -> None:
     SeededNoise(7)._add_at_once([*at_once])
     numbers = [-0.1019681, 1.4015741, -1.0611891, -0.3303441]
     assert torch.cat([white.out for white in at_once]).tolist() == pytest.approx(numbers, abs=1e-6)
-    # the generator of a GPU takes 63 bits of the key: here, its 62nd is set
     doubled = White(torch.zeros(2), 1.0, ("a", 0), 2.0), White(torch.zeros(2), 1.0, ("b", 0), 2.0)
     SeededNoise(4)._add_at_once([*doubled])
     numbers = [0.9810006, 0.0427903, 0.2453988, -1.3515882]
