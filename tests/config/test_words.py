@@ -73,6 +73,8 @@ MISTAKES = [
     ("representation=[scattering,patches]", "For several side by side, add representation=joined"),
     ("claims.row='abc", "'claims.row='abc' is not an override: ...close every"),
     ("claims.row=a=b", "'claims.row=a=b' is not an override: ...in quotes within"),
+    ("name=Müller", "is not an override: ...with anything but A-Z, a-z, 0-9...in quotes within"),
+    ("tags=[ä]", "is not an override: ...with anything but A-Z, a-z, 0-9...in quotes within"),
     ("~seed", "seed has no value: set it"),
     ("~algorithm", "algorithm.name is missing: choose a algorithm"),
     ("~seed=7", "The value of 'seed' is 0 and not 7"),
@@ -89,7 +91,10 @@ MISTAKES = [
     ("model.hidden=[true]", "model.hidden=[True]: must be a number"),
     ("execution.callbacks=[x]", "callback 'x' is not known"),
     ("privacy.target_epsilon=2 algorithm.noise_multiplier=3", "algorithm.noise_multiplier=3"),
-    ("privacy.target_epsilon=2 privacy.max_epsilon=1", "privacy.max_epsilon=1 with"),
+    (
+        "privacy.target_epsilon=2 privacy.max_epsilon=1",
+        "privacy.max_epsilon=1 with...raise it, or lower privacy.target_epsilon.",
+    ),
     ("algorithm=sgd privacy.max_epsilon=1", "max_epsilon=1 ...or add noise"),
     ("algorithm.noise_multiplier=0 privacy.max_epsilon=1", "max_epsilon=1 with"),
     # NaN was taken, or "must be at most 1e30"
@@ -217,6 +222,25 @@ def test_a_file_is_a_recipe_by_its_name(mine: Path) -> None:
     assert config.algorithm.options["noise_multiplier"] == 1.5
     mine.write_text(MINE.replace("1.5", "2.5"))  # read anew each time
     assert configured([f"recipe={mine}"]).algorithm.options["noise_multiplier"] == 2.5
+
+
+@pytest.mark.parametrize("folder", ["Röntgen", "two words", "a,b", "d'or", "(new)"])
+def test_a_recipe_file_is_named_in_quotes_or_without(mine: Path, folder: str) -> None:
+    moved = mine.parent / folder / "mine.yaml"
+    moved.parent.mkdir()
+    mine.rename(moved)
+    for value in (f'"{moved}"', *([f"{moved}"] if "," not in folder else [])):
+        assert configured([f"recipe={value}"]).recipe == "mine"
+        overrides = read_words([f"recipe={value},quickstart"], sweep=True)
+        assert [override.input_line for override in overrides] == ["recipe=mine,quickstart"]
+
+
+@pytest.mark.parametrize("text", ["Müller", "Röntgen 2", "./Ergebnisse_ü", "größer (b)"])
+def test_a_text_with_any_letters_is_read_in_quotes(text: str) -> None:
+    config = configured(
+        ["recipe=quickstart", f'name="{text}"', f'tags=["{text}"]', f'paths.results="{text}"']
+    )
+    assert (config.name, config.tags, str(config.results)) == (text, [text], str(Path(text)))
 
 
 def test_options_meant_for_another_plug_in_are_dropped_as_in_a_recipe_that_ships(

@@ -128,6 +128,17 @@ def test_a_folder_that_is_given_is_looked_at(
         assert "s1/1" in err
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+def test_a_check_finds_samples_that_are_not_finite(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: type
+) -> None:
+    folder = write_classes(tmp_path / "d", "array", patients=2)
+    np.save(folder / "sick/s1/1.npy", np.array([[1, np.nan, 3]], dtype))
+    code, out, err = run(capsys, "data", "check", str(folder))
+    assert (code, out) == (2, f"{folder}: 8 files checked, 1 refused\n")
+    assert "s1/1.npy: contains samples that are not finite" in err
+
+
 def test_a_check_tells_of_a_missing_window_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

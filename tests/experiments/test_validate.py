@@ -156,6 +156,7 @@ def test_a_data_set_that_can_only_load_is_loaded(monkeypatch: pytest.MonkeyPatch
             "model.width=4 model.hidden=4 model.pool=1 algorithm=dp_sgd",
             "set model.replace_batchnorm",
         ),
+        ("privacy.total_budget=0.001", "privacy.total_budget=0.001: "),
         ("model=resnet20", "model=resnet20 and task=classification do not fit"),
     ],
 )

@@ -71,6 +71,7 @@ def test_a_delta_above_one_over_n_is_asked_about(
         private(0.03, tmp_path / "wrong.jsonl")
         Setup.of(configured(["recipe=quickstart", "privacy.delta=0.01"]))
     assert caplog.messages == [question(0.03, 100), question(0.01, 1426)]
+    assert "one over the number of protected examples or owners" in caplog.messages[0]
     for delta, asked in ((0.009, ""), (0.02, "above 1/100")):
         with pytest.raises(SystemExit):
             cli.main(["epsilon", *shlex.split(EPSILON), f"--delta={delta}"])

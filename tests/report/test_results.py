@@ -211,6 +211,8 @@ def test_runs_that_did_not_end_are_named(tmp_path: Path) -> None:
         "Not finished: a/cccccccc; the same command continues it."
     ]
     assert "b/cccccccc" in sheet(tmp_path).notes[0]
+    with pytest.raises(UserError, match=r"none of 1 record has it.* Not finished: a/cccccccc"):
+        sheet(tmp_path, ["seed=41"])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.tasks.plugin import MAE, WORDS, DigitByNumber, register_task
 from tests.training.test_run import carry_out
 from zdp_bench.errors import UserError
-from zdp_bench.tasks.metric import ACCURACY, NMSE, PSNR, Metric, describe
+from zdp_bench.tasks.metric import ACCURACY, DICE, NMSE, PSNR, Metric, describe
 from zdp_bench.training.evaluation import doubt
 
 
@@ -39,6 +39,9 @@ def test_a_model_with_a_small_error_has_learnt(
         (NMSE, 0.02, 0.01, True),
         (PSNR, 30.0, 20.0, False),
         (PSNR, 10.0, 20.0, True),
+        (DICE, 0.0, None, True),
+        (DICE, 0.01, None, True),
+        (DICE, 0.02, None, False),
     ],
 )
 def test_a_metric_is_held_against_chance_in_its_direction_and_size(

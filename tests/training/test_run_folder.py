@@ -240,6 +240,13 @@ def test_a_name_that_no_path_can_have_names_no_run(tmp_path: Path, name: str) ->
         find_weights(tmp_path, name)
 
 
+def test_a_run_that_its_recipe_does_not_have_is_looked_up_among_its_runs(tmp_path: Path) -> None:
+    for digest in ("a", "b"):
+        records.write_text(tmp_path / f"runs/quickstart/{digest * 16}/record.json", "{}")
+    with pytest.raises(UserError, match=r"weights under \S+runs\. `zdp-bench results` lists"):
+        find_weights(tmp_path, "quickstart/zzz")
+
+
 # ---------------------------------------------------------------- what is kept until a new run ends
 
 

@@ -30,7 +30,7 @@ from zdp_bench.config.schema import (
     Scalars,
 )
 from zdp_bench.config.types import REQUIRED, check_section, check_types, hints_of
-from zdp_bench.config.words import KEYS, parse_words, read_words, readable_errors
+from zdp_bench.config.words import KEYS, read_words, readable_errors, split_word
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.registry import lookup
 
@@ -72,7 +72,7 @@ def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
     ungrouped = {key: value for key, value in plain.items() if key not in (*SECTIONS, *GROUPS)}
     if unknown_keys := {*ungrouped} - KEYS:
         raise unknown("key", min(unknown_keys), KEYS)
-    typed = {str(override.key_or_group) for override in parse_words(overrides)}
+    typed = {split_word(word)[0].lstrip("~") for word in overrides}
     scalars = _remove_labels(check_section(Scalars, ungrouped, ""), typed)
     for kind in (*PLUGINS, "accountant"):
         if not isinstance(plain.get(kind) or {}, dict):

@@ -96,9 +96,10 @@ def _check_calibration(run: Run) -> None:
     is_noiseless = not targets and not run.algorithm.options.get("noise_multiplier")
     is_noiseless |= run.privacy.claimed_epsilon == math.inf
     if budget is not None and (is_noiseless or (target or 0) > budget):
+        advice = "add noise" if is_noiseless else "lower privacy.target_epsilon"
         raise UserError(
             f"privacy.max_epsilon={budget:g} with algorithm={run.algorithm.name}: the noise gives "
-            "a larger ε, so the budget would stop the run early; raise it, or add noise."
+            f"a larger ε, so the budget would stop the run early; raise it, or {advice}."
         )
 
 

@@ -44,6 +44,7 @@ MAX_REFERENCES = 16  # to other keys; nested ones grow exponentially, as YAML al
 KEYS = {*GROUPS, *SECTIONS, *(field.name for field in fields(Scalars))} - {"paths"}
 RESOLVERS = "oc.select or choose"
 REFERENCE = re.compile(r"\$\{(?:choose:|(?:oc\.select:)?(\w+)[\w.]*[,}])")
+RECIPE = re.compile(r""""[^"]*"|'[^']*'|[^,]+""")  # one of several values, in quotes or without
 NOT_NAMES = {"nan", "inf", "true", "false", "null"}  # Hydra reads these as values
 CHOICES = ("recipe", "launcher", *GROUPS)  # groups of which a run chooses one name
 # group -> how to combine several plug-ins of it, for errors
@@ -160,8 +161,8 @@ def _explain_syntax(word: str) -> str:
         return f"'{word}' is a recipe: write recipe={word}."
     return (
         f"'{word}' is not an override: write key=value, such as seed=1, close every bracket and "
-        "quote, and put a text that has any of ()[]{}:,= in quotes within quotes, as in "
-        "'claims.row=\"A (b)\"'."
+        "quote, and put a text with anything but A-Z, a-z, 0-9, spaces and ._/- in quotes within "
+        "quotes, as in 'name=\"Müller (2)\"'."
     )
 
 
@@ -252,17 +253,17 @@ def _explain_unknown(key: str, overrides: Sequence[str]) -> str:
 
 
 def is_file_name(recipe: str) -> bool:
-    """Return True if the value of `recipe=` names at least one file."""
-    return any(part.endswith((".yaml", ".yml")) for part in recipe.split(","))
+    """Return True if a value of `recipe=` names a file."""
+    return recipe.endswith((".yaml", ".yml"))
 
 
 def _adopt_all(word: str) -> str:
     """Return a word in which each recipe file is replaced by the recipe's name."""
     key, _, value = word.partition("=")
-    value = value.strip("'\"")
-    if key != "recipe" or not is_file_name(value):
+    # Not by Hydra, whose grammar takes ASCII alone without quotes.
+    parts = [part.strip("\"'") for part in RECIPE.findall(value)]
+    if key != "recipe" or not any(map(is_file_name, parts)):
         return word
-    parts = value.split(",")
     _require_names_of_one_file(word, [part for part in parts if is_file_name(part)])
     return f"recipe={','.join(map(_adopt, parts))}"
 

@@ -6,6 +6,7 @@ from the mechanism and cached (`privacy.memory`). Time is measured in steps on r
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from zdp_bench.config.schema import Run
 from zdp_bench.data import DatasetInfo
+from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
 from zdp_bench.nn.surgery import surgery
@@ -25,6 +27,7 @@ from zdp_bench.privacy.accounting import (
     tight_epsilon,
 )
 from zdp_bench.privacy.memory import call_cached
+from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.registry import find_module
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training.batches import MICRO_BATCH, PASSES, bytes_per_example
@@ -124,6 +127,8 @@ def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
     }
     if nodes:
         sampling = {"nodes": nodes, **sampling}
+    privacy = predict_privacy(setup, data)
+    _check_total_budget(config, privacy)
     cost = None
     if trial:
         cost = predict_cost(setup, data, steps=plan.steps * (nodes or 1))
@@ -148,9 +153,19 @@ def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
         layers=list_layers(setup),
         surgery=surgery(model),
         sampling=sampling,
-        privacy=predict_privacy(setup, data),
+        privacy=privacy,
         cost=cost,
     )
+
+
+def _check_total_budget(config: Run, privacy: dict[str, Any]) -> None:
+    """Reject a total budget that this run alone would exceed."""
+    total, epsilon = config.privacy.total_budget, privacy["epsilon_tight"]
+    if total is not None and min(epsilon, config.privacy.max_epsilon or math.inf) > total:
+        raise UserError(
+            f"privacy.total_budget={total:g}: this run alone has a tight ε of "
+            f"{show_epsilon(epsilon)}. Add noise, take fewer steps, or raise the budget."
+        )
 
 
 def list_layers(setup: Setup) -> list[LayerUse]:

@@ -28,8 +28,8 @@ def question(delta: float, units: int) -> str:
     if delta * units <= 1:
         return ""
     return (
-        f"δ = {delta:g} is above 1/{units:,}, one over the number of protected owners: it "
-        "would allow publishing one person's data. Choose δ well below that."
+        f"δ = {delta:g} is above 1/{units:,}, one over the number of protected examples or "
+        "owners: it would allow publishing the data of one. Choose δ well below that."
     )
 
 

@@ -297,7 +297,7 @@ def did_not_learn(run: Record) -> bool:
     if guess is None:
         return False
     # With `not … >`, a NaN counts as nothing learnt.
-    return not metric.gain(run.headline.value, guess) > point_of(metric, guess)
+    return not metric.gain(run.headline.value, guess) > metric.point(guess)
 
 
 def guess_of(run: Record, metric: Metric) -> float | None:
@@ -312,11 +312,6 @@ def guess_of(run: Record, metric: Metric) -> float | None:
     if metric.name == "accuracy" and classes > 1:
         return 1 / classes
     return metric.guess
-
-
-def point_of(metric: Metric, number: float) -> float:
-    """Return the size of a point: 0.01 for a metric between 0 and 1, else 2 % of the number."""
-    return 0.01 if metric.is_fraction else 0.02 * abs(number)
 
 
 def judge(number: Reference, values: Sequence[float], over_folds: bool = False) -> str:
@@ -334,7 +329,7 @@ def judge(number: Reference, values: Sequence[float], over_folds: bool = False) 
         return "different"
     point = 1.0
     if number.unit != "%":
-        point = point_of(describe(number.column), number.number)
+        point = describe(number.column).point(number.number)
     spread = 0.0
     if len(values) >= 3 and not over_folds:
         spread = 2 * deviation(values)

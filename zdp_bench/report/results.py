@@ -232,8 +232,12 @@ def sheet(
         UserError: a column is unknown, no record passes a filter, or the ε of a group have no mean.
     """
     frame, keys = read_frame(records.read_all(results))
+    notes = _unfinished(results, filters)
     if len(frame):
-        frame = keep(frame, filters)
+        try:
+            frame = keep(frame, filters)
+        except UserError as error:
+            raise UserError(" ".join([str(error), *notes])) from None
     frame[DIFFERS] = tell_differences(frame, keys)
     if columns:
         names = list(dict.fromkeys(columns.split(",")))
@@ -241,7 +245,6 @@ def sheet(
         names = ["value"] if by else _default_columns(frame)
     shown = [find(name, frame) for name in names]
     title = _count(len(frame), "record")
-    notes = _unfinished(results, filters)
     if by:
         groups = [find(name, frame) for name in dict.fromkeys(by.split(","))]
         if _mixes_data(frame, groups):

@@ -66,6 +66,10 @@ class Metric:
         """Return by how much `value` is better than `baseline`; negative if it is worse."""
         return baseline - value if self.less_is_better else value - baseline
 
+    def point(self, number: float) -> float:
+        """Return the size of a point: 0.01 for a metric between 0 and 1, else 2 % of the number."""
+        return 0.01 if self.is_fraction else 0.02 * abs(number)
+
 
 ACCURACY = Metric("accuracy", unit="%", lowest=0.0, highest=1.0)
 ROC_AUC = Metric("roc_auc", "ROC AUC", lowest=0.0, highest=1.0, guess=0.5)

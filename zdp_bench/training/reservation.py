@@ -126,7 +126,7 @@ def _require_within(config: Run, this_run: Spending) -> None:
     if epsilon_after > budget:
         raise UserError(
             f"privacy.total_budget={budget:g}: {len(sharing_runs)} runs in {config.results} on "
-            f"files of this {this_run.shown} have a tight ε of {show_epsilon(epsilon_before)}, and "
+            f"files of {this_run.shown} have a tight ε of {show_epsilon(epsilon_before)}, and "
             f"with this run it would be {show_epsilon(epsilon_after)} (δ {delta:g}). Add noise, "
             "take fewer steps, or stop here; `zdp-bench budget` lists the ε so far."
         )

@@ -323,9 +323,10 @@ def find_weights(
         return with_weights[0]
     if not folders:
         recipe = name.partition("/")[0]
-        near = suggestion(recipe, {path.parent.name for path in finished})
+        recipes = {path.parent.name for path in finished}
+        near = "" if recipe in recipes else suggestion(recipe, recipes)
         advice = "`zdp-bench results` lists the runs."
-        if recipe_body(recipe):
+        if recipe_body(recipe) and recipe not in recipes:
             advice = f"Run it first: zdp-bench run recipe={recipe}."
         raise UserError(
             f"{key}{name}: no finished run with weights under {searched}.{near} {advice}"

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -240,6 +241,26 @@ def test_masks_fit_their_images_and_are_augmented_alike(tmp_path: Path, kind: st
     moved, moved_masks = splits.augment(inputs, uniforms), splits.augment_targets(masks, uniforms)
     assert torch.equal(moved_masks > 0, moved[:, 0] > 0.4)
     assert not torch.equal(moved_masks, masks)
+
+
+def test_predictions_lie_on_the_axes_that_the_page_states(tmp_path: Path) -> None:
+    """Whatever axes the file is stored along, `M` turns planes back to the voxels in RAS axes."""
+    page = " ".join((Path(__file__).parents[3] / "docs/own_data.md").read_text().split())
+    assert "planes run to superior, rows to posterior and columns to right" in page
+    (code,) = re.findall(r"`(m\[.*?)` is \[x, y, z\] in RAS axes", page)
+    ras = np.random.default_rng(0).integers(0, 200, (8, 8, 4)).astype(np.int16)
+    sizes = (1.0, 1.0, 2.0)
+    nibabel = pytest.importorskip("nibabel")
+    for orientation in ("RAS", "LPI", "SAL"):
+        image = nibabel.Nifti1Image(ras, np.diag([*sizes, 1.0]))
+        wanted = nibabel.orientations.axcodes2ornt(orientation)
+        now = nibabel.orientations.io_orientation(image.affine)
+        turned = image.as_reoriented(nibabel.orientations.ornt_transform(now, wanted))
+        nibabel.save(turned, tmp_path / "scan.nii")
+        scale = {"window": [0, 255], "mean": 0.0, "deviation": 1.0}
+        m = folder(tmp_path, "volume", **scale).prepare(tmp_path / "scan.nii").numpy()
+        voxels = eval(code, {"m": m})
+        assert np.abs(voxels * 255 - ras).max() < 1.01, orientation
 
 
 def test_a_whole_volume_is_one_example_of_planes_spread_evenly(tmp_path: Path) -> None:
@@ -612,7 +633,7 @@ def test_own_data_are_called_by_the_name_of_their_folder(
     again = configured(
         [*words, "seed=1", "privacy.total_budget=0.001", f"paths.results={tmp_path}"]
     )
-    with pytest.raises(UserError, match=r"1 runs in .* on files of this scans have"):
+    with pytest.raises(UserError, match=r"1 runs in .* on files of scans have"):
         execute(again, Silent())
     for path in tmp_path.glob("runs/*/*/record.json"):
         path.unlink()

@@ -107,6 +107,8 @@ CSVS: list[tuple[bytes, str]] = [
     (b"path,label,patient\na.png,x,-1\nb.png,y,7\n", "patient '-1' stands for a missing one"),
     (b"path,label,patient\na.png,x,007\nb.png,y,7\n", "patient '007' and patient '7' differ"),
     (b"path,label,patient\na.png,x,7\nb.png,y,7.0\n", "patient '7' and patient '7.0' differ"),
+    (b"path,label\na.png,x\nb.png,nan\n", "line 3: columns path and label .* or NaN; leave"),
+    (b"path,label\na.png,N/A\nb.png,x\n", "line 2: columns path and label .* or NaN; leave"),
     (b"path,label\na.png,Ill\nb.png,ill\n", "class 'Ill' and class 'ill' differ"),
     (b"path,label\nlist.csv,x\n", "give the samples of an example: list.csv is a table"),
     (b"path,label\na.png,x\n", "only one class"),
@@ -204,6 +206,22 @@ def test_a_csv_that_names_patients_in_another_column_is_refused(tmp_path: Path, 
     assert by_name.info(tmp_path).unit == "patient"
     table.write_text("\n".join(["path,label,patient,age,case,index", *lines]))
     assert data.info(tmp_path).unit == "patient"
+
+
+@pytest.mark.parametrize("kind", ["picture", "volume", "array"])
+def test_a_path_that_is_one_example_is_refused_as_such(tmp_path: Path, kind: str) -> None:
+    (file, *_) = sorted(file for file in write_classes(tmp_path, kind, 2).rglob("*.*"))
+    says = "is one file; name its folder, or a CSV"
+    assert_refused(lambda: folder(file, kind).load(tmp_path), file.name, says)
+
+
+def test_patients_taken_for_classes_are_doubted(tmp_path: Path) -> None:
+    """A path that is one folder too deep."""
+    classes = write_classes(tmp_path, "picture", 2) / "sick"
+    for file in classes.rglob("1.png"):
+        file.unlink()
+    says = "or dataset.path if s0 is no class"
+    assert_refused(lambda: folder(classes).load(tmp_path), "sick", says)
 
 
 def test_a_folder_has_classes_alone(tmp_path: Path) -> None:

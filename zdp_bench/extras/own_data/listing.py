@@ -31,7 +31,7 @@ from zdp_bench.data.files import require_inside, visible_files
 from zdp_bench.data.owner_names import may_name_owners, require_named, require_one_spelling
 from zdp_bench.data.owners import pick_test_owners
 from zdp_bench.errors import UserError, require
-from zdp_bench.extras.own_data.readers import HEADER_SUFFIX, Facts, Kind
+from zdp_bench.extras.own_data.readers import HEADER_SUFFIX, KINDS, Facts, Kind, fits
 from zdp_bench.foreign_files import Unfit, compile_pattern, expect, read_text, reading
 
 REQUIRED_PARTS = ("train", "test")
@@ -44,6 +44,7 @@ COLUMNS = ("path", *TARGETS, "patient", "split")
 IMAGES = "images"
 PARTNERS = {"masks": "mask", "references": "reference"}  # folder beside images/ -> target
 MAX_CSV = 2**28  # bytes
+MISSING = ("", "nan", "na", "<na>", "n/a", "nat")  # targets that tables write if there is none
 NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,8 @@ def find_items(path: Path, patient: str | None) -> list[Item]:
     try:
         require(path.exists(), "dataset.path", path, "folder or CSV not found")
         is_csv = path.is_file()
+        is_example = is_csv and any(kind.marks and fits(path, kind) for kind in KINDS)
+        require(not is_example, "dataset.path", path, "is one file; name its folder, or a CSV")
         items = list(_list_csv(path, patient is not None) if is_csv else _list_folder(path))
     except OSError as error:  # no permission, or a name that is too long
         where = error.filename or path
@@ -315,8 +318,11 @@ def _item_of(path: Path, where: str, cells: Mapping[str, str]) -> Item:
         cells: column -> cell.
     """
     (target,) = {*TARGETS} & {*cells}  # exactly one; see `_require_columns`
-    if not cells["path"] or not cells[target]:
-        raise UserError(f"{where}: columns path and {target} must exist and have no empty cells.")
+    if not cells["path"] or cells[target].casefold() in MISSING:
+        raise UserError(
+            f"{where}: columns path and {target} must exist and have no empty cells or NaN; leave "
+            "the line out, or fill it in."
+        )
     if "split" in cells and cells["split"] not in PARTS:
         rule = f"must be {', '.join(REQUIRED_PARTS)} or {PARTS[2]} in every line, or have no column"
         raise UserError(f"{where}: split {cells['split']!r} {rule}.")
@@ -491,6 +497,8 @@ def list_examples(
     fault = "contains only one class; a classifier needs two"
     require(len(classes) != 1, "dataset.path", path, fault)
     advice = "Change the split, dataset.test_share or dataset.split_seed"
+    if classes:
+        advice += f", or dataset.path if {classes[0]} is no class"
     for part in REQUIRED_PARTS:
         items_of_part = [item for item in items if item.part == part]
         fault = f"there is no {part} example. {advice}"

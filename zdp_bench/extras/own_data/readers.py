@@ -450,7 +450,9 @@ def check(path: Path) -> None:
     elif kind is TABLE:
         arrays.read_table(path, None)
     elif kind in (ARRAY, COMPLEX_ARRAY):
-        arrays.read_array(path, None)
+        samples = arrays.read_array(path, None)
+        with reading(path):
+            expect(bool(np.isfinite(samples).all()), "contains samples that are not finite")
     elif kind in (VOLUME, COMPLEX_VOLUME):
         (nifti.read if kind is VOLUME else nifti.read_complex)(path)
     else:

@@ -18,7 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model_of", metavar="RUN", help="RECIPE, RECIPE/RUN, RUN, or a run's folder"
     )
     parser.add_argument(
-        "--to", type=read_path, required=True, metavar="FOLDER", help="a new or empty folder"
+        "--to",
+        type=read_path,
+        required=True,
+        metavar="FOLDER",
+        help="a new or empty folder, or one with this export",
     )
     add_results(parser)
 
