@@ -220,3 +220,37 @@ class Managed:
 )
 def test_a_table_is_one_of_pandas(value: Any, is_table: bool) -> None:
     assert numbers.is_table(value) == is_table
+
+
+STACK = torch.eye(3)
+KINDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "dense": lambda x: x,
+    "with NaN": lambda x: torch.where(x == 0, torch.nan, x),
+    "complex": lambda x: x * (1 + 1j),
+    "integers": lambda x: x.long(),
+    "sparse": Tensor.to_sparse,
+    "rows": Tensor.to_sparse_csr,
+    "columns": Tensor.to_sparse_csc,
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.5, 0, torch.qint8),
+    "float8": lambda x: x.to(torch.float8_e4m3fn),
+    "nested": lambda x: torch.nested.nested_tensor([*x]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support", "ignore:.*nested tensors")
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+def test_tensors_of_any_kind_are_compared(kind: Callable[[Tensor], Tensor]) -> None:
+    assert numbers.are_equal(kind(STACK), kind(STACK.clone()))
+    assert not numbers.are_equal(kind(STACK), kind(2 * STACK))
+
+
+def test_tensors_of_other_shapes_or_types_differ() -> None:
+    assert not numbers.are_equal(STACK, STACK[:1])
+    assert not numbers.are_equal(STACK, STACK.double())
+    assert numbers.are_equal(STACK.to("meta"), STACK.to("meta"))
+
+
+def test_a_conjugate_or_negated_view_has_the_checksum_of_its_numbers() -> None:
+    pairs = torch.view_as_complex(torch.randn(3, 2))
+    for view in (pairs.conj(), pairs.conj().imag):
+        assert numbers._checksum_of(view) == numbers._checksum_of(view.resolve_conj().resolve_neg())

@@ -245,6 +245,22 @@ def count_passes(net: Any, x: Tensor) -> Tensor:
     return x
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_sparse_attribute_is_compared(is_kept: bool) -> None:
+    def propagate(net: Any, x: Tensor) -> Tensor:
+        if is_kept:
+            net.graph = torch.diag(x[0].detach()).to_sparse()
+        return (net.graph @ x.T).T
+
+    layer = Made(propagate)
+    layer.graph = torch.eye(8).to_sparse()
+    if is_kept:
+        with pytest.raises(UserError, match="stores training examples in 'graph'"):
+            check(mlp(layer))
+    else:
+        check(mlp(layer))
+
+
 def test_what_counts_passes_is_refused() -> None:
     with pytest.raises(UserError, match=r"layer '1' .*'passes'"):
         check(mlp(Made(count_passes, passes=0)))

@@ -33,9 +33,13 @@ from torch import Tensor
 # Importing these registers their rules.
 from zdp_bench.gradients.outside_state import code, containers, objects  # noqa: F401
 from zdp_bench.gradients.outside_state.content import Content, Restore, content_of
-from zdp_bench.gradients.outside_state.numbers import content_without_copy_of, parts_of_tensor
+from zdp_bench.gradients.outside_state.numbers import (
+    are_equal,
+    content_without_copy_of,
+    parts_of_tensor,
+)
 
-__all__ = ["Restore", "preserve_outside_state"]
+__all__ = ["Restore", "are_equal", "preserve_outside_state"]
 
 MAX_COPIES = 1000  # of more tensors and arrays, none is copied: writing to them is refused
 _ATOMS = {

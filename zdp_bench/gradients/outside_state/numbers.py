@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from functools import singledispatch
 from typing import Any
 
@@ -64,7 +65,7 @@ def _(tensor: Tensor) -> Content:
         is_moved = tensor.dtype != memory.dtype or not tensor.is_set_to(memory)
         if is_moved:
             tensor.data = memory
-        is_written = not _are_equal(memory, numbers)
+        is_written = not are_equal(memory, numbers)
         if is_written:
             _write(memory, numbers)
         return is_moved or is_written
@@ -88,13 +89,24 @@ def _write(memory: Tensor, numbers: Tensor) -> None:
         memory.copy_(numbers)
 
 
-def _are_equal(first: Tensor, second: Tensor) -> bool:
-    """Return True if two tensors of the same shape hold the same numbers; NaN equals NaN."""
-    if torch.equal(first, second):
-        return True
-    if not (first.is_floating_point() or first.is_complex()):
-        return False
-    return torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
+def are_equal(first: Tensor, second: Tensor) -> bool:
+    """Return True if two tensors of any kind hold the same numbers; NaN equals NaN."""
+    try:
+        if first.shape != second.shape or first.dtype != second.dtype:
+            return False
+        if torch.equal(first, second):
+            return True
+        if not (first.is_floating_point() or first.is_complex()):
+            return False
+        return torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
+    except RuntimeError:  # torch does not compare sparse, quantized or nested tensors, or float8
+        return _bytes_of(first) == _bytes_of(second)
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    file = io.BytesIO()
+    torch.save(tensor.detach().clone(), file)
+    return file.getvalue()
 
 
 def _is_wrapped(tensor: Tensor) -> bool:
@@ -174,8 +186,10 @@ def _checksum_of(tensor: Tensor) -> int:
     """Return the sum of a tensor's bits, read as integers; 0 for an unusual kind of tensor."""
     if not _can_be_copied(tensor):
         return 0
-    numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    integers = numbers.detach().view(_INTEGERS[numbers.element_size()])
+    numbers = tensor.detach().resolve_conj().resolve_neg()
+    if numbers.is_complex():
+        numbers = torch.view_as_real(numbers)
+    integers = numbers.view(_INTEGERS[numbers.element_size()])
     return int(integers.sum(dtype=torch.int64))
 
 

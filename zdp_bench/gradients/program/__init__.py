@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from zdp_bench.errors import first_line
-from zdp_bench.gradients.outside_state import preserve_outside_state
+from zdp_bench.gradients.outside_state import are_equal, preserve_outside_state
 from zdp_bench.gradients.parts import (
     arrange_as,
     arrange_memory,
@@ -93,7 +93,7 @@ class Program:
         constants, other_constants = self.recorded.constants, other.recorded.constants
         if self.code != other.code or constants.keys() != other_constants.keys():
             return False
-        return all(_are_equal(value, other_constants[name]) for name, value in constants.items())
+        return all(_are_same(value, other_constants[name]) for name, value in constants.items())
 
     def run(self, model: nn.Module, inputs: Tensor) -> Tensor:
         """Return the output for the model's current parameters and buffers."""
@@ -143,9 +143,9 @@ class Program:
         return names
 
 
-def _are_equal(first: Any, second: Any) -> bool:
+def _are_same(first: Any, second: Any) -> bool:
     if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return first.dtype == second.dtype and torch.equal(first, second)
+        return are_equal(first, second)
     return first is second
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from zdp_bench.errors import UserError
 from zdp_bench.gradients.losses import set_seed
+from zdp_bench.gradients.outside_state import are_equal
 from zdp_bench.gradients.parts import map_leaves
 from zdp_bench.gradients.program import copy_apart
 from zdp_bench.gradients.reference import require_same_output
@@ -235,5 +236,5 @@ def _copy(value: Any) -> Any:
 def _is_same(value: Any, other: Any) -> bool:
     """Return True if two values are equal. NaN equals NaN."""
     if isinstance(value, Tensor) and isinstance(other, Tensor):
-        return value.shape == other.shape and torch.equal(value.nan_to_num(), other.nan_to_num())
+        return are_equal(value, other)
     return type(value) is type(other) and value == other
