@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import stat
 import sys
@@ -39,6 +40,11 @@ def name_partial(path: Path) -> Path:
     and several containers may share a folder.
     """
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+
+
+def is_partial(path: Path) -> bool:
+    """Return True if a path has a name that `name_partial` returns."""
+    return re.fullmatch(r"\..+\.[0-9a-f]{16}\.partial", path.name) is not None
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:

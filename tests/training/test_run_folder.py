@@ -340,6 +340,43 @@ def kill_within(patch: pytest.MonkeyPatch, number: int, act: Callable[[], None])
     return False
 
 
+OWN_NAMES = ("notes.txt", "metrics.jsonl", "metrics.jsonl.1", "slides.txt", "slides.txt.replaced")
+OWN_NAMES += ("film.partial", "metrics.jsonl.1.replaced", "figures/record.json")
+
+
+@pytest.mark.parametrize("words", [[], ["force=true"]])
+def test_a_users_own_files_in_a_runs_folder_stay_as_they_are(
+    finished: Outcome, tmp_path: Path, words: list[str]
+) -> None:
+    """A forced run deleted them. Any run took NAME.replaced for NAME of a run before."""
+    home = finished.path.parent
+    (home / "figures").mkdir()
+    for name in OWN_NAMES:
+        (home / name).write_text(f"my {name}")
+    if not words:
+        finished.path.unlink()
+    carry_out(tmp_path, *words)
+    assert {name: (home / name).read_text() for name in OWN_NAMES} == {
+        name: f"my {name}" for name in OWN_NAMES
+    }
+    assert not (home / "record.json.replaced").exists()
+    start_anew(home)  # as `delete` does
+    left = {str(path.relative_to(home)) for path in home.rglob("*") if not path.is_dir()}
+    assert {name for name in left if "ledger" not in name} == {*OWN_NAMES, FILE}
+
+
+def test_a_run_that_a_checkout_before_the_first_release_replaced_is_restored(
+    tmp_path: Path,
+) -> None:
+    """Its marker, an empty file, was renamed over the ledger."""
+    write(tmp_path / "ledger.jsonl", 0, 1, 2)
+    ledger = (tmp_path / "ledger.jsonl").rename(tmp_path / "ledger.jsonl.1").read_bytes()
+    (tmp_path / "ledger.jsonl.1.replaced").touch()
+    (tmp_path / "record.json.replaced").write_text("{}")
+    settle_replaced(tmp_path)
+    assert contents(tmp_path) == {"ledger.jsonl": ledger, "record.json": b"{}"}
+
+
 def test_a_kill_while_a_run_is_replaced_or_restored_leaves_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +33,16 @@ from zdp_bench.privacy.tally import Position, Tally
 from zdp_bench.records import Document, Record, is_named
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.interrupts import CONTINUING, explain_write_errors
+from zdp_bench.training.loggers import IDENTITY
 
 log = logging.getLogger(__name__)
+# Names of the files that a run writes, apart from ledgers and spendings. All others are the user's.
+# The record comes first, so that a kill never leaves a record without its ledger.
+FILES = ("record.json", "checkpoint.pt", "run.log", "scores.csv", "example.npz", IDENTITY)
 REPLACED = ".replaced"  # suffix of the files of a run that is carried out again, until it ends
 # Suffix of an empty file that states the name under which a ledger of that run was set aside
 MARKER = f".set_aside{REPLACED}"
+_MARKER_NAMES = re.compile(r"(.*\.jsonl\.\d+)(\.set_aside)?\.replaced")  # also of older versions
 MAX_LISTED = 10  # number of runs that an error lists
 START_AGAIN = (
     "add force=true to start again (its steps still count), or rename the run's folder "
@@ -92,8 +99,8 @@ def find_or_run(
         _replacing(home, anew=config.force) if ranks.is_first else nullcontext(),
     ):
         if ranks.is_first:
-            for partial in home.glob("*.partial"):  # left by a killed process; nobody writes it now
-                partial.unlink()
+            for partial in list(filter(disk.is_partial, home.iterdir())):
+                partial.unlink()  # left by a killed process; nobody writes it now
         if done := find():
             _require_epochs(config, done, path)
             return Outcome(done, path, found=True)
@@ -130,7 +137,7 @@ def keep_log(path: Path) -> Iterator[None]:
 
 
 def start_anew(home: Path, keep: bool = False) -> None:
-    """Clear a run's folder, except for its spending and that of its nodes.
+    """Delete the files of a run, except for its spending, that of its nodes, and the user's files.
 
     Its ledgers are renamed, not deleted.
 
@@ -140,21 +147,20 @@ def start_anew(home: Path, keep: bool = False) -> None:
             it. Its files are renamed, with the suffix `REPLACED`. If an earlier run is kept
             already, the files of the present one, which did not finish, are deleted instead.
     """
-    files = [path for path in home.rglob("*") if not path.is_dir()]
-    ledgers = [path for path in files if path.name.endswith(".jsonl") and is_ledger(path)]
-    is_kept = any(path.name.endswith(REPLACED) for path in files)
-    if keep and not is_kept:
+    ledgers = [path for path in home.rglob("*.jsonl") if is_ledger(path)]
+    kept = _find_kept(home)
+    if keep and not kept:
         for ledger in ledgers:
             aside = next_aside(ledger)
             disk.write_bytes(aside.with_name(aside.name + MARKER), b"")
-    # The record comes first, so that a kill never leaves a record without its ledger.
-    for path in sorted(files, key=lambda path: path.name != "record.json"):
-        if path.name == "spending.json" or is_ledger(path):
-            continue
-        if not keep or (is_kept and not path.name.endswith(REPLACED)):
-            path.unlink()
-        elif not is_kept:
+    for path in _list_files(home, FILES):
+        if keep and not kept:
             disk.rename(path, path.with_name(path.name + REPLACED))
+        else:
+            path.unlink()
+    if not keep:
+        for path in kept:
+            path.unlink()
     for ledger in ledgers:
         set_aside(ledger)
 
@@ -180,7 +186,23 @@ def _replacing(home: Path, anew: bool) -> Iterator[None]:
 
 
 def _find_kept(home: Path) -> list[Path]:
-    return [path for path in home.rglob(f"*{REPLACED}") if not path.is_dir()]
+    """Return the kept files of a run that is carried out again, and the markers of its ledgers."""
+    return [*_list_files(home, [name + REPLACED for name in FILES]), *_find_markers(home)]
+
+
+def _list_files(home: Path, names: Sequence[str]) -> list[Path]:
+    paths = [home / name for name in names]
+    return [path for path in paths if os.path.lexists(path) and not path.is_dir()]
+
+
+def _find_markers(home: Path) -> dict[Path, Path]:
+    """Return the path of the ledger that was set aside by that of its marker, an empty file."""
+    aside_of = {}
+    for path in home.rglob(f"*{REPLACED}"):
+        name = _MARKER_NAMES.fullmatch(path.name)
+        if name and path.is_file() and path.stat().st_size == 0:
+            aside_of[path] = path.with_name(name[1])
+    return aside_of
 
 
 def _require_ledger(home: Path) -> None:
@@ -206,8 +228,7 @@ def settle_replaced(home: Path) -> None:
     If the new one has finished, the kept files are deleted. After a kill, this may be called again.
     """
     kept = _find_kept(home)
-    markers = [path for path in kept if path.name.endswith(MARKER)]
-    aside_of = {marker: marker.with_name(marker.name.removesuffix(MARKER)) for marker in markers}
+    aside_of = _find_markers(home)
     asides = aside_of.values()
     # Where nothing has that name, the ledger has not been renamed yet, or is restored already.
     in_place = {aside.with_suffix("") for aside in asides if not aside.exists()}
@@ -215,16 +236,16 @@ def settle_replaced(home: Path) -> None:
     if kept and any(is_ledger(path) and has_steps(path) for path in new_ledgers):
         is_finished = (home / "record.json").exists()
         for path in kept:
-            if is_finished or (path in markers and not aside_of[path].exists()):
+            if is_finished or (path in aside_of and not aside_of[path].exists()):
                 path.unlink()
         return
     for aside in asides:
         if aside.exists():
             disk.rename(aside, aside.with_suffix(""))
     for path in kept:
-        if path not in markers:
+        if path not in aside_of:
             disk.rename(path, path.with_name(path.name.removesuffix(REPLACED)))
-    for marker in markers:  # last: they tell which ledgers are those of the kept run
+    for marker in aside_of:  # last: they tell which ledgers are those of the kept run
         marker.unlink()
 
 
