@@ -324,6 +324,14 @@ def test_several_coils_are_combined(tmp_path: Path) -> None:
     assert not inputs.imag.any()
     rss = centre_crop(coils_of(3)["reconstruction_rss"], 16, 12)
     np.testing.assert_array_equal(targets[:, 0], rss)
+    crossing = write(
+        root / "multicoil_val" / "b.h5", 2, "p0", reconstruction_esc=None, **coils_of(2)
+    )
+    with pytest.raises(UserError, match=r"p0 has volumes in multicoil_train and in multicoil_val;"):
+        FastMri(**SMALL).load(tmp_path)
+    crossing.unlink()
     (root / "multicoil_train").rename(root / "singlecoil_train")
     (root / "multicoil_val").rename(root / "singlecoil_val")
     assert FastMri(**SMALL).load(tmp_path).digest == splits.digest  # the files tell, not the folder
+    write(root / "singlecoil_train" / "a.h5", 5)
+    assert "without a phase" in FastMri(**SMALL).load(tmp_path).notes

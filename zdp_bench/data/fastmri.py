@@ -3,7 +3,7 @@
     singlecoil_train|singlecoil_val/*.h5, each one volume:
         kspace                complex64 [slices, rows, columns]
         reconstruction_esc    float32 [slices, height, width]: the fully sampled magnitude
-        attributes            patient_id; without it, the volume is its patient's only one
+        attributes            patient_id; without it, the file counts as a patient of its own
     multicoil_train|multicoil_val/*.h5, used if there are no single-coil files (the brain release):
         kspace                complex64 [slices, coils, rows, columns]
         reconstruction_rss    float32 [slices, height, width]: root of the coils' sum of squares
@@ -102,18 +102,18 @@ def find_volumes(root: Path) -> VolumesOfParts:
                 f"{root}: {volume.path.name} is in both {train_folder} and {test_folder}; a "
                 "test volume must be unseen."
             )
-    _require_ids(train + test)
+    _require_distinct_patients(train + test)
     return train, test
 
 
-def _require_ids(volumes: list[KSpaceVolume]) -> None:
+def _require_distinct_patients(volumes: list[KSpaceVolume]) -> None:
     """Reject a patient_id that equals the name of a file without a patient_id.
 
     Such a file is named after itself, so two patients would have one name.
     """
-    unnamed = {volume.patient for volume in volumes if volume.patient == volume.path.name}
+    files_without_id = {each.path.name for each in volumes if each.patient == each.path.name}
     for volume in volumes:
-        if volume.patient in unnamed and volume.patient != volume.path.name:
+        if volume.patient in files_without_id and volume.patient != volume.path.name:
             raise UserError(
                 f"{volume.path}: is of patient {volume.patient!r}, which is the name of a file "
                 "without a patient_id; write the patient_id of that file."
@@ -171,7 +171,8 @@ def inspect(path: Path, root: Path) -> KSpaceVolume:
         height, width = image.shape[1:]
         expect(height <= rows, f"{content}; the image has more rows than its k-space")
         patient = read_attribute(file, "patient_id") or path.name
-        return KSpaceVolume(path, (slices, rows, columns), (height, width), patient, *coils)
+        shape = slices, rows, columns
+        return KSpaceVolume(path, shape, (height, width), patient, coils[0] if coils else None)
 
 
 def read_slice(volume: KSpaceVolume, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -294,9 +295,9 @@ class KSpaceExamples:
                 mask = fixed_mask(columns, self.how, volume.path.name)
             kspace, reference = read_slice(volume, slice_index)
             image, zero_filled = undersample(kspace, mask, self.how, volume.field_of_view)
-            common = centre_crop(reference, *volume.field_of_view)
+            reference = centre_crop(reference, *volume.field_of_view)
             inputs[row, 0] = torch.from_numpy(image)
-            targets[row, 0] = torch.from_numpy(centre_crop(common, *size).copy())
+            targets[row, 0] = torch.from_numpy(centre_crop(reference, *size).copy())
             targets[row, 1] = torch.from_numpy(zero_filled)
         return inputs, targets
 
@@ -311,7 +312,7 @@ class KSpaceSlices(Dataset):
     Args:
         acceleration, center_fraction, height, width: see `Undersampling`.
         slices: use only this number of middle slices per volume. Default: all.
-        unit: what an example is.
+        unit: what an example is. Who owns examples is `owner`.
     """
 
     owner: ClassVar[str] = "patient"
@@ -354,15 +355,15 @@ class KSpaceSlices(Dataset):
         require(bool(train and test), "dataset.height", self.height, rule)
         volumes = [volume for part in parts for volume in part]
         paths, patients = [each.path for each in volumes], [each.patient for each in volumes]
-        contents = iter(digest_files(paths, patients))
-        files = [[(volume.path.name, next(contents)) for volume in part] for part in parts]
+        digests = dict(zip(paths, digest_files(paths, patients), strict=True))
+        files = [[(volume.path.name, digests[volume.path]) for volume in part] for part in parts]
         examples = self._examples(train, is_training=True)
         settings: tuple[Any, ...] = (repr(files), self.how(), self.unit, self.slices)
-        # Only these are other examples than before, so the digests of other records hold.
-        if any(self._crops_in_two_steps(volume) for volume in train + test):
+        # Earlier versions cropped only once. If that gave the same pixels, the digest is as it was.
+        if any(self._is_moved_by_first_crop(volume) for volume in train + test):
             settings = (*settings, "cropped to the image first")
         all_notes = [notes, self._note_volumes(train, test)]
-        if train[0].coils:
+        if any(volume.coils for volume in train + test):
             all_notes.append(COMBINED)
         left_out = sum(map(len, parts)) - len(train) - len(test)
         if left_out:
@@ -371,6 +372,7 @@ class KSpaceSlices(Dataset):
             all_notes.append(f"{len(crossing)} patients have volumes on both sides")
         return Splits(
             examples,
+            # Above all groups of training: an equal number would be the same owner.
             self._examples(test, is_training=False, first_group=len(examples)),
             input_shape=(1, self.height, self.width),
             outputs=1,
@@ -389,7 +391,8 @@ class KSpaceSlices(Dataset):
         if crossing and provenance != "official":
             raise UserError(
                 f"{train[0].path.parent.parent}: patient {min(crossing)} has volumes in "
-                f"{' and in '.join(FOLDERS)}; a test patient must be unseen. Move them to one side."
+                f"{train[0].path.parent.name} and in {test[0].path.parent.name}; a test patient "
+                "must be unseen. Move them to one side."
             )
         return crossing
 
@@ -398,25 +401,25 @@ class KSpaceSlices(Dataset):
         train: list[KSpaceVolume],
         test: list[KSpaceVolume],
     ) -> str:
-        slices = "all slices" if self.slices is None else f"the middle {self.slices} slices"
+        which = "all slices" if self.slices is None else f"the middle {self.slices} slices"
         return (
-            f"{len(train):,} volumes to train on and {len(test):,} to test on, {slices} of each at "
+            f"{len(train):,} volumes to train on and {len(test):,} to test on, {which} of each at "
             f"{self.height} x {self.width}, {self.acceleration:g} times undersampled; each example "
             f"is a {self.unit}"
         )
 
     def describe(self, train: int, test: int) -> DatasetInfo:
         """Return counts and shapes, given the number of volumes in each part."""
-        slices = self.slices or AVERAGE_SLICES
+        slices_per_volume = self.slices or AVERAGE_SLICES
         return DatasetInfo(
-            train=train * slices,
-            test=test * slices,
+            train=train * slices_per_volume,
+            test=test * slices_per_volume,
             input_shape=(1, self.height, self.width),
             outputs=1,
             dtype=torch.complex64,
             target_shape=(2, self.height, self.width),
             target_dtype=torch.float32,
-            examples_per_patient=slices,
+            examples_per_patient=slices_per_volume,
             unit=self.owner,
             owners=train,
         )
@@ -425,8 +428,8 @@ class KSpaceSlices(Dataset):
         height, width = volume.field_of_view
         return height >= self.height and width >= self.width
 
-    def _crops_in_two_steps(self, volume: KSpaceVolume) -> bool:
-        """Return True if a crop by way of the field of view starts elsewhere than a single one."""
+    def _is_moved_by_first_crop(self, volume: KSpaceVolume) -> bool:
+        """Return True if a crop after that to the field of view starts elsewhere than one alone."""
         crop = self.height, self.width
         view = volume.field_of_view
         for side, middle, inner in zip(volume.shape[1:], view, crop, strict=True):
@@ -448,22 +451,22 @@ class KSpaceSlices(Dataset):
                 them by volume and fixes their masks.
             first_group: group of the first volume, if not for training.
         """
-        slices = []
+        pairs = []  # see `KSpaceExamples.slices`
         for index, volume in enumerate(volumes):
             count = min(self.slices or MAX_LENGTH, volume.shape[0])
             first = (volume.shape[0] - count) // 2
-            slices += [(index, first + offset) for offset in range(count)]
-        volume_indices = [index for index, _ in slices]
+            pairs += [(index, first + offset) for offset in range(count)]
+        volume_indices = [index for index, _ in pairs]
         if not is_training:
             groups = [first_group + index for index in volume_indices]
         elif self.owner == "image":  # each slice is an owner's only image
-            groups = list(range(len(slices)))
+            groups = list(range(len(pairs)))
         else:
             owners = {name: number for number, name in enumerate(_owner_names(volumes))}
             groups = [owners[volumes[index].patient] for index in volume_indices]
         return KSpaceExamples(
             tuple(volumes),
-            torch.tensor(slices),
+            torch.tensor(pairs),
             self.how(),
             is_stochastic=is_training,
             groups=torch.tensor(groups),
@@ -471,7 +474,7 @@ class KSpaceSlices(Dataset):
 
 
 def _owner_names(volumes: list[KSpaceVolume]) -> list[str]:
-    """Return the patients of volumes, each once, indexed by their number in `groups`."""
+    """Return each patient once, training's first, in the order of their numbers in `groups`."""
     return list(dict.fromkeys(volume.patient for volume in volumes))
 
 
@@ -489,14 +492,15 @@ class FastMri(KSpaceSlices):
         The release has no published checksums.
         """
         parts = find_volumes(root / "fastMRI")
-        slices = tuple(sum(volume.shape[0] for volume in part) for part in parts)
-        if slices == RELEASED_SLICES:
+        totals = tuple(sum(volume.shape[0] for volume in part) for part in parts)
+        if totals == RELEASED_SLICES:
             return self.read_splits(parts, "official", "")
         return self.read_splits(parts, "derived", "files in fastMRI's layout")
 
     def published_info(self, root: Path) -> DatasetInfo | None:
-        """Describe the knee release."""
-        if holds_any(root / "fastMRI" / folders_of(root / "fastMRI")[0]):
+        """Describe the knee release; return None if there are files, which may differ from it."""
+        folder = root / "fastMRI"
+        if holds_any(folder / folders_of(folder)[0]):
             return None
         release = self.describe(*RELEASED_VOLUMES)
         if self.slices:

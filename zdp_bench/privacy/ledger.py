@@ -30,7 +30,8 @@ part of the chain: if one is missing, steps are counted again, never forgotten.
     - Otherwise, a new GENERATION begins, which has its own key for noise and batches
       (`Ledger.generation`). Its steps are new, independent releases. The earlier ones still count,
       even if their ledger was set aside.
-    - With secure noise, every step that is taken is a new release.
+    - With secure noise, every step that is taken is a new release. Equal lines then prove nothing,
+      so each process marks the file with a random NONCE, by which a copy is known (`_is_copy`).
     - A node of a federation starts each round from the weights it receives. Each step of the round
       states their digest: only the same step of a round from the same weights is the same release.
 
@@ -85,7 +86,7 @@ class KnownStarts:
     def __init__(self, entries: Iterable[Start | Revocation] = ()) -> None:
         # (execution digest, step, state digest) of a start -> generations that follow it
         self._generations: dict[tuple[str, int, str], list[str]] = {}
-        self._revoked: dict[str, int] = {}  # generation -> last step whose start is revoked
+        self._revoked: dict[str, int] = {}  # generation -> no start up to this step holds
         for entry in entries:
             self.remember(entry)
 
@@ -174,17 +175,16 @@ class Ledger(Tally):
         # Identifies the ledgers that were set aside; "" without any.
         self._aside_digests = "".join(_digest_file(aside_path) for aside_path in aside_paths)
         self._aside_tally = SetAsideTally(aside_paths)
-        # If a later process counts fewer, a ledger that was set aside is missing.
-        num_earlier = self._aside_tally.releases
-        if repeatable:  # the digest of a run that is repeated bit for bit must not depend on them
-            num_earlier = 0
+        # Stated so that a later process notices if a ledger that was set aside is missing
+        # (`_require_same`). But the head is in the chain, and a run that is repeated bit for bit
+        # must end with the same digest, even beside ledgers that were set aside.
+        num_earlier = 0 if repeatable else self._aside_tally.releases
         self._own_head = Head(
             mechanism.digest(),
             repeatable,
             identity,
             earlier=num_earlier,
             facts=dict(facts or {}),
-            # Tells apart two ledgers whose lines may be the same; see `_is_copy`.
             nonce="" if repeatable else secrets.token_hex(16),
         )
         for aside_path, head in self._aside_tally.heads.items():
@@ -200,7 +200,7 @@ class Ledger(Tally):
         self._ending: tuple[int, bytes] | None = None  # ending of the file when it was closed
         self._when_synced = time.monotonic()
         is_new = not path.exists()
-        # Whether the file lacks this process's nonce, which its first step needs; see `_is_copy`.
+        # Whether the file lacks this process's nonce, which its first step needs
         self._needs_nonce = not repeatable and not is_new
         if is_new and checkpoint_position is not None and checkpoint_position.releases:
             raise LedgerError(
@@ -258,8 +258,7 @@ class Ledger(Tally):
             if isinstance(line.entry, Head):
                 self._require_same(line.entry)
             self._add_entry(line.entry)
-            # The line of the checkpoint, with no fewer releases than then: if there are fewer, a
-            # ledger that was set aside is missing.
+            # If there are fewer releases than at the checkpoint, a ledger set aside is missing.
             if (
                 checkpoint_position is not None
                 and self.digest == checkpoint_position.digest
@@ -332,10 +331,10 @@ class Ledger(Tally):
         `read_ledger` yields this step as the entry of a cut line, whatever the line was. So the
         count may be one too high, but never too low.
         """
-        with open_ledger_file(self.path) as file:
+        with open_ledger_file(self._absolute_path) as file:
             content = file.read()
         whole_lines = content[: content.rfind(b"\n") + 1]
-        disk.write_bytes(self.path, whole_lines + make_line(self.digest, cut.entry))
+        disk.write_bytes(self._absolute_path, whole_lines + make_line(self.digest, cut.entry))
         self._add_entry(cut.entry)
 
     def choose_generation(
@@ -428,7 +427,7 @@ class Ledger(Tally):
         if self.repeatable and entry in self._steps_of_file:
             self.require_intact()
             return
-        if self._needs_nonce:
+        if self._needs_nonce:  # written in the form of a start, which is not part of the chain
             self._write_line(Start.of_nonce(secrets.token_hex(16)))
             self._needs_nonce = False
         self._write_line(entry)

@@ -210,7 +210,7 @@ def _make_lines(
 
 
 def _keep_seeds_with_most_folds(runs: Sequence[Record]) -> list[Record]:
-    """Return the runs of the seeds that have the most runs, which are one per fold.
+    """Return the runs of the seeds that have finished the most folds, each of which is one run.
 
     The mean of another seed would mislead, because the fold that it lacks may be the hardest one.
     """
@@ -396,8 +396,9 @@ def _compare(line: GridLine, other: GridLine) -> list[Comparison]:
 def _note_epsilon_of_one_example(lines: Sequence[GridLine]) -> list[str]:
     """State the ε of a single example where owners are the unit and have several examples.
 
-    It is larger than an owner's. Without the owner, the sum loses one share, of norm C at most.
-    Without one of the owner's examples, the share is another one, which may be 2C away.
+    Leaving out an owner moves the sum by at most C, because its share is gone. Leaving out one of
+    its examples replaces the share by another one of norm at most C, which moves the sum by up to
+    2C. So, unlike in group privacy, the ε of one example is the larger one.
     """
     # ε at each target, such as "15.2, 6.21" -> the rows that share it
     rows_by_epsilons: dict[str, list[str]] = {}

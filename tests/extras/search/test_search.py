@@ -343,7 +343,11 @@ def test_a_diverged_trial_with_secure_noise_is_not_run_again(
         failed, done = found["trials"]
         records.write(path, found | {"trials": [failed | {"state": "open"}, done]})
     again = carry_out(tmp_path, *words, sampler="grid", epsilon=2.0)
-    assert again["trials"] == found["trials"]
+    # Without the list, only the ledger is left, which does not state why the run ended.
+    reason = "diverged" if is_listed else "no ε left for a first step"
+    failed, done = found["trials"]
+    assert failed["reason"] == "diverged"
+    assert again["trials"] == [failed | {"reason": reason}, done]
     assert again["privacy"]["epsilon_all"] == found["privacy"]["epsilon_all"]
     ledgers = tmp_path.glob("runs/*/*/ledger.jsonl")
     assert [len(steps_in(ledger)) for ledger in ledgers] == [STEPS, STEPS]
@@ -354,7 +358,8 @@ def test_a_diverged_trial_with_secure_noise_is_not_run_again(
     [
         ({"state": "done", "score": 0.87654}, "validation roc_auc 0.8765"),
         ({"state": "done", "score": None}, "validation roc_auc is not finite"),
-        ({"state": "failed", "score": None}, "diverged"),
+        ({"state": "failed", "score": None}, "diverged"),  # as earlier versions saved it
+        ({"state": "failed", "score": None, "reason": "no ε left"}, "no ε left"),
     ],
 )
 def test_the_line_of_a_trial_states_how_it_ended(outcome: dict[str, Any], expected: str) -> None:
@@ -495,7 +500,7 @@ def test_why_a_search_ended_is_not_hidden_by_a_record_that_cannot_be_written(
 def test_every_seed_of_a_recipe_proposes_trials(seed: int, sampler: Any) -> None:
     words = ["recipe=quickstart", "optimizer.lr=0.1,1", f"seed={seed}"]
     options = read_search(words, sampler, trials=2)
-    study = module.create_study(options, configured(options.possible_overrides()), ACCURACY)
+    study = module.create_study(options, configured(options.first_overrides()), ACCURACY)
     assert study.ask(options.searched).params["optimizer.lr"] in ("0.1", "1")
 
 

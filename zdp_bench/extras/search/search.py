@@ -38,7 +38,7 @@ from zdp_bench.foreign_files import Shape, misfits, read_json
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate_beside
 from zdp_bench.privacy.composition import Spending, SpentSteps, compose_epsilon, list_spent_steps
-from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Document
 from zdp_bench.report.budget import joint_epsilon
@@ -89,7 +89,7 @@ def search(options: SearchOptions, show: Shown = "progress") -> tuple[Document, 
         UserError: the search cannot be run, or its ε does not allow a first trial.
     """
     print_line = print if show != "nothing" else (lambda line: None)
-    config = configured(options.possible_overrides())
+    config = configured(options.first_overrides())
     require_no_federation(config, "search")
     if config.force:
         raise UserError(
@@ -100,7 +100,7 @@ def search(options: SearchOptions, show: Shown = "progress") -> tuple[Document, 
     if data.validation is None:
         override = f"{validation.KEY}={validation.DEFAULT:g}"
         options = hold_out(options, override)
-        config = configured(options.possible_overrides())
+        config = configured(options.first_overrides())
         data = load_data(config)
         print_line(
             f"{override}: this fraction of the owners is held out of training, and the best trial "
@@ -131,24 +131,23 @@ def _check_listed_values(options: SearchOptions, data: Splits) -> None:
         UserError: such a value is invalid, no noise fits into the search's ε with it, or the trials
             have no common ε.
     """
-    models, steps = set[str](), set[str]()
-    schemes = set[str]()
-    for overrides in options.list_possible_overrides():
+    seen_models, seen_mechanisms, adjacencies = set[str](), set[str](), set[str]()
+    for overrides in options.list_overrides_to_check():
         config = configured(overrides)
-        model = repr(
+        model_key = repr(
             (config.model, config.replace_batchnorm, config.complex_as, config.representation)
         )
-        if model not in models:
-            models.add(model)
+        if model_key not in seen_models:
+            seen_models.add(model_key)
             ModelSetup.of(config, _data_of(options, config, data), torch.device("cpu"))
-        step = repr((config.algorithm, config.trainer))
-        if options.epsilon is not None and step not in steps:
-            steps.add(step)
+        mechanism_key = repr((config.algorithm, config.trainer))
+        if options.epsilon is not None and mechanism_key not in seen_mechanisms:
+            seen_mechanisms.add(mechanism_key)
             trial_data = _data_of(options, config, data)
             noise = calibrate_noise(options, overrides, trial_data, [], options.trials)
             trial = plan_steps(configured([*overrides, *noise]), trial_data)
-            schemes.add(trial.sampling.adjacency)
-    if len(schemes) > 1:
+            adjacencies.add(trial.sampling.adjacency)
+    if len(adjacencies) > 1:
         raise UserError(
             f"--epsilon {options.epsilon:g}: trials with Poisson and with fixed-size batches "
             "protect different neighbours, so they have no common ε. Give trainer one value."
@@ -245,7 +244,7 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
             journal.ended_by = str(error)
             print_line(journal.ended_by)
             return
-        trial |= _run_trial(overrides, number, metric, show)
+        trial |= _run_trial(overrides, number, metric, show)  # the journal lists the same dict
         print_line(_describe_trial(trial, options.trials, metric))
         if "warning" in trial:
             print_line(f"trial {number}: {trial['warning']}")
@@ -254,7 +253,7 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
 
 
 def _begin_trial(journal: Journal, trial: Document, config: Run, data: Splits) -> None:
-    """List a trial, and reserve what it may spend.
+    """State the run of a trial in it, list it, and reserve what it may spend.
 
     No other process reserves at the same time, so two searches cannot both spend the rest of an ε.
 
@@ -265,18 +264,20 @@ def _begin_trial(journal: Journal, trial: Document, config: Run, data: Splits) -
     trial |= {"run": run_digest_of(config, data.digest), "state": "open", "score": None}
     home = records.folder(config.results, config.recipe, trial["run"])
 
-    def begin(this_run: Spending | None = None) -> None:
-        if this_run:
-            _require_within(options, config, data, this_run, trial["trial"])
+    def list_trial() -> None:
         journal.trials.append(trial)
         journal.write()
 
+    def check_and_list(this_run: Spending) -> None:
+        _require_within(options, config, data, this_run, trial["trial"])
+        list_trial()
+
     if options.epsilon is None or (home / "record.json").exists():  # its ε is spent already
-        begin()
+        list_trial()
         return
     setup = Setup.of(config, data, torch.device("cpu"))
     steps = setup.plan.steps
-    reserve(config, data, setup.mechanism, steps, home, run=trial["run"], begin=begin)
+    reserve(config, data, setup.mechanism, steps, home, run=trial["run"], begin=check_and_list)
 
 
 def _read_trials(path: Path, data_digest: str) -> dict[int, Document]:
@@ -334,7 +335,7 @@ def _require_budget_left(
     option = f"--epsilon {options.epsilon:g}"
     runs = _name_runs(config, earlier_runs)
     try:
-        epsilon = _compose(config, earlier_runs)
+        epsilon = _total_epsilon(config, earlier_runs)
     except ValueError as error:
         raise UserError(
             f"{option}: the ε of {runs} is unknown: {error}. Choose another paths.results for this "
@@ -347,7 +348,7 @@ def _require_budget_left(
         )
 
 
-def _compose(config: Run, runs: Sequence[Spending]) -> float:
+def _total_epsilon(config: Run, runs: Sequence[Spending]) -> float:
     """Return the tight ε of runs together.
 
     Raises:
@@ -364,7 +365,7 @@ def _name_runs(config: Run, runs: Sequence[Spending]) -> str:
 def _describe_earlier_runs(
     options: SearchOptions, config: Run, earlier_runs: Sequence[Spending]
 ) -> str:
-    epsilon = show_epsilon(_compose(config, earlier_runs))
+    epsilon = show_epsilon(_total_epsilon(config, earlier_runs))
     return (
         f"--epsilon {options.epsilon:g}: the tight ε of {_name_runs(config, earlier_runs)} is "
         f"{epsilon}; the {options.trials} trials share the rest, so that all runs together stay "
@@ -397,7 +398,7 @@ def _describe_trial(
     """Return a finished trial as one line for the terminal."""
     values = " ".join(f"{key}={_short(value)}" for key, value in trial["values"].items())
     if trial["state"] == "failed":
-        result = "diverged"
+        result = trial.get("reason", "diverged")  # earlier versions saved no reason
     elif trial["score"] is None:
         result = f"validation {metric} is not finite"
     else:
@@ -455,12 +456,14 @@ def _run_trial(
     """Run a trial, and return the outcome that the record states.
 
     It is state, score, test metric, ε and, if there is one, warning. If the run diverged, or was
-    killed and has no ε left for a first step, it is state and score alone.
+    killed and has no ε left for a first step, it is state, score and reason.
     """
     try:
         record = carry_out(compose(overrides), overrides, show=show).record
-    except (DivergedError, UntrainedError):
-        return {"state": "failed", "score": None}
+    except DivergedError:
+        return {"state": "failed", "score": None, "reason": "diverged"}
+    except UntrainedError:
+        return {"state": "failed", "score": None, "reason": "no ε left for a first step"}
     except UserError as error:
         raise UserError(f"trial {number}: {error}") from None
     score = record.validation.get(metric, math.nan)
@@ -479,9 +482,15 @@ def plan_steps(config: Run, data: Splits) -> SpentSteps:
     With `privacy.unit=patient`, return those that may draw one given owner.
     """
     setup = Setup.of(config, data, torch.device("cpu"))
-    sampling = setup.plan.sampling
-    num_steps = sampling.steps_of_one(setup.plan.steps)
-    return SpentSteps(setup.mechanism.z, sampling.of_one, num_steps)
+    return SpentSteps(setup.mechanism.z, *_steps_of_one(setup.plan.sampling, setup.plan.steps))
+
+
+def _steps_of_one(sampling: Sampling, steps: int) -> tuple[Sampling, int]:
+    """Return sampling and number of those steps that may draw one given example.
+
+    With cyclic sampling (`band_mf`), they are one step of each cycle; otherwise, they are all.
+    """
+    return sampling.of_one, sampling.steps_of_one(steps)
 
 
 def _choose_noise(
@@ -492,8 +501,9 @@ def _choose_noise(
 ) -> list[str]:
     """Return the overrides that calibrate a new trial's noise; see `calibrate_noise`.
 
-    As long as all trials are alike, each has the noise of the first. Otherwise, this trial and
-    those after it share what the trials before have left.
+    Trials with the same sampling and number of steps have the same noise, which is calibrated for
+    all trials of the search together. If an earlier one differs, this trial and those after it
+    share what the trials before have left.
     """
     options, config = journal.options, journal.config
     if options.epsilon is None:
@@ -508,12 +518,10 @@ def _choose_noise(
     }
     spendings = read_spendings_of_recipe(config, journal.data)
     trials_before = [spending for spending in spendings if spending.home in homes]
-    are_alike = True
-    for spending in trials_before:
-        sampling = spending.spent.sampling
-        steps = sampling.steps_of_one(spending.spent.steps)
-        are_alike &= (sampling.of_one, steps) == (own.sampling, own.steps)
-    if are_alike:
+    if all(
+        _steps_of_one(spending.spent.sampling, spending.spent.steps) == (own.sampling, own.steps)
+        for spending in trials_before
+    ):
         return noise
     num_left = options.trials - len(journal.trials)
     return calibrate_noise(options, overrides, data, [*earlier_runs, *trials_before], num_left)
@@ -552,13 +560,13 @@ def calibrate_noise(
             "a search cannot stay within an ε; choose a private algorithm, or remove --epsilon."
         )
     delta = config.privacy.delta
-    # z is proportional to the noise multiplier; steps and sampling do not depend on it. So the
-    # factor on the noise of a trial with multiplier 1 is the multiplier.
+    # z is proportional to the noise multiplier; steps and sampling do not depend on it. So
+    # `calibrate_beside` scales the z of a trial with multiplier 1.
     at_multiplier_1 = configured([*without_epsilon, "algorithm.noise_multiplier=1.0"])
-    unit_trial = plan_steps(at_multiplier_1, data)
+    steps_at_1 = plan_steps(at_multiplier_1, data)
     try:
         earlier_steps = list_spent_steps(earlier_runs, config.privacy.by_owner)
-        multiplier = calibrate_beside(options.epsilon, earlier_steps, unit_trial, num_trials, delta)
+        multiplier = calibrate_beside(options.epsilon, earlier_steps, steps_at_1, num_trials, delta)
     except ValueError as error:
         raise UserError(f"--epsilon {options.epsilon:g}: {error}.") from None
     noise = f"algorithm.noise_multiplier={multiplier!r}"
@@ -623,7 +631,8 @@ def make_record(
     spendings = read_spendings_of_recipe(config, data)
     delta = config.privacy.delta
     epsilon_of_owner = None
-    if any(spending.shares_per_owner > 1 for spending in spendings):
+    owners_have_several_shares = any(spending.shares_per_owner > 1 for spending in spendings)
+    if owners_have_several_shares:
         epsilon_of_owner = joint_epsilon(spendings, by_owner=True, delta=delta)
     finished = [trial for trial in trials if trial["state"] != "open"]
     best = _find_best(trials, metric)
@@ -649,6 +658,7 @@ def make_record(
             "epsilon_asked": options.epsilon,
             "runs": len(spendings),
             "epsilon_of": epsilon_of(config, data.unit),
+            # of what the runs protect: an example or an owner
             "epsilon_all": joint_epsilon(spendings, by_owner=False, delta=delta),
             "epsilon_all_unit": epsilon_of_owner,
             "unit": data.unit,

@@ -91,12 +91,12 @@ class SearchOptions:
             overrides.append(f"{key}={text}")
         return overrides
 
-    def possible_overrides(self) -> list[str]:
-        """Return the overrides of a possible trial, with which the configuration is checked."""
+    def first_overrides(self) -> list[str]:
+        """Return the overrides of the trial with the first value of each searched key."""
         return self.overrides_of(self._first_values())
 
-    def list_possible_overrides(self) -> Iterator[list[str]]:
-        """Yield the overrides of possible trials: each listed value and end of an interval occurs.
+    def list_overrides_to_check(self) -> Iterator[list[str]]:
+        """Yield overrides of trials in which each listed value and end of an interval occurs.
 
         Of a long list, only the first `MAX_CHECKED` values and the last one occur.
         """
