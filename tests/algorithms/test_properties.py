@@ -182,6 +182,12 @@ def test_every_algorithm_with_noise_and_no_other_is_private_on_some_network() ->
     assert {name for name, *_ in CASES} == set(PRIVATE)
 
 
+def test_only_class_means_set_the_weights(case: Case) -> None:
+    name, options, _ = case
+    sets_weights = make(case)[0].sets_weights
+    assert sets_weights == (name == "class_means" or "start_steps" in options)
+
+
 def test_a_new_algorithm_claims_nothing_that_it_does_not_state() -> None:
     claims = ("takes_shares", "sums_gradients", "sums_in_float32", "releases_once")
     assert not any(getattr(Algorithm, claim) for claim in claims)
