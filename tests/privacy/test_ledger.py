@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import shutil
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -242,7 +243,7 @@ def test_a_copy_of_a_secure_ledger_that_went_on_is_no_copy(path: Path, num_other
 @pytest.mark.parametrize("repeatable", [True, False])
 @pytest.mark.parametrize("is_damaged", [True, False])
 @pytest.mark.parametrize("name", ["ledger.jsonl", "ledger.jsonl.1"])
-def test_a_ledger_that_continues_the_one_in_its_place_is_copied_there_unless_it_is_damaged(
+def test_a_ledger_that_continues_the_one_in_its_place_is_renamed_to_it_unless_it_is_damaged(
     path: Path, name: str, is_damaged: bool, repeatable: bool
 ) -> None:
     """Such as a ledger that was put back from a backup. The lines of both counted twice."""
@@ -254,7 +255,7 @@ def test_a_ledger_that_continues_the_one_in_its_place_is_copied_there_unless_it_
         longer.write_bytes(longer.read_bytes() + b"damaged\n")
     lines = longer.read_bytes()
     module.set_aside_others(path)
-    assert longer.exists() != is_damaged
+    assert not longer.exists()
     releases = reopen(path, repeatable).releases
     if is_damaged:
         assert releases >= 9
@@ -265,6 +266,36 @@ def test_a_ledger_that_continues_the_one_in_its_place_is_copied_there_unless_it_
         write(path, 8, repeatable=repeatable)
         module.set_aside_others(path)
         assert reopen(path, repeatable).releases == 9
+
+
+def test_a_longer_ledger_that_a_kill_cut_short_counts_once_at_every_opening(path: Path) -> None:
+    """The line that replaces its cut one made it another ledger, which counted at the second."""
+    write(path, *range(5), repeatable=False)
+    path.chmod(0o600)
+    longer = path.with_name("longer.jsonl")
+    shutil.copy(path, longer)
+    write(longer, *range(5, 9), repeatable=False)
+    longer.write_bytes(longer.read_bytes()[:-30])
+    module.set_aside_others(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    for _ in range(2):
+        module.set_aside_others(path)
+        assert reopen(path, repeatable=False).releases == 9
+
+
+def test_a_link_in_the_place_of_a_ledger_stays_and_the_longer_one_is_set_aside(path: Path) -> None:
+    """It was an error that advised to choose another file."""
+    archived = path.parent / "archive" / "ledger"
+    archived.parent.mkdir(parents=True)
+    write(path, *range(5))
+    path.rename(archived)
+    link = path.with_name("ledger.jsonl.1")
+    link.symlink_to(archived)
+    shutil.copy(archived, path.with_name("longer.jsonl"))
+    write(path.with_name("longer.jsonl"), 5, 6)
+    module.set_aside_others(path)
+    assert link.is_symlink()
+    assert reopen(path).releases == 7
 
 
 def test_the_chain_of_a_secure_ledger_follows_from_its_steps_alone(path: Path) -> None:

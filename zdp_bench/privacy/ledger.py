@@ -538,12 +538,17 @@ def _require_single_link(path: Path) -> None:
     """
     if not os.path.lexists(path):
         return
-    status = os.lstat(path)
-    if stat.S_ISLNK(status.st_mode) or status.st_nlink > 1:
+    if _is_linked(path):
         raise UserError(
             f"{path}: is a link, or has a second hard link, through which another run could write "
             "to it: give the path of the file itself, or of a copy (cp)."
         )
+
+
+def _is_linked(path: Path) -> bool:
+    """Return True for a symbolic link, a file with a second hard link, and no file at all."""
+    status = os.lstat(path) if os.path.lexists(path) else None
+    return status is None or stat.S_ISLNK(status.st_mode) or status.st_nlink > 1
 
 
 def _digest_file(path: Path) -> str:
@@ -715,7 +720,7 @@ def set_aside_others(path: Path, identity: str = "") -> None:
     of its nodes, is of this training if its head states `identity`, or if `identity` is empty.
 
     A copy of another ledger stays where it is, and does not count. But if the ledger at `path`, or
-    one that was set aside, is the beginning of an undamaged longer one, it becomes a copy of that.
+    one that was set aside, is the beginning of an undamaged longer one, that one takes its place.
 
     Args:
         path: the training's ledger.
@@ -730,26 +735,29 @@ def set_aside_others(path: Path, identity: str = "") -> None:
             others.append(ledger)
     # Those in place come first: of ledgers with the same content, the first is the original.
     originals = _find_originals([*in_place, *others])
-    copies = {*originals, *_extend(in_place, others, originals)}
+    settled = {*originals, *_extend(in_place, others, originals)}
     for ledger in others:
-        if ledger not in copies:
+        if ledger not in settled:
             disk.rename(ledger, next_aside(path))
 
 
 def _extend(
     in_place: Sequence[Path], others: Sequence[Path], originals: Mapping[Path, Path]
 ) -> set[Path]:
-    """Write the content of longer ledgers to the ledgers in place that are their beginnings.
+    """Rename longer ledgers to the names of the ledgers in place that are their beginnings.
 
-    Return the longer ones, which are now the copies. Damaged ones are left out.
+    Return the paths that they had. Damaged ones and links are left out.
     """
-    copies: set[Path] = set()
+    renamed: set[Path] = set()
     for ledger in in_place:
         original = originals.get(ledger, ledger)
-        if original in others and original not in copies and _is_undamaged(original):
-            disk.write_bytes(ledger, original.read_bytes())
-            copies.add(original)
-    return copies
+        if original not in others or original in renamed:
+            continue
+        is_linked = ledger.is_symlink() or _is_linked(original)
+        if not is_linked and _is_undamaged(original):
+            disk.rename(original, ledger)
+            renamed.add(original)
+    return renamed
 
 
 def _is_undamaged(path: Path) -> bool:
