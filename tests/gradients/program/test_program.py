@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from queue import SimpleQueue
 from types import MethodType, SimpleNamespace
@@ -46,6 +49,51 @@ def dictionaries(model: Any) -> Iterator[float]:
         yield model.options.scales["b"]
 
 
+@dataclass
+class Options:
+    scale: float = 1.0
+
+
+class Slots:
+    __slots__ = ("options",)
+
+
+def objects(model: Any) -> Iterator[float]:
+    """A schedule of a model's own options took effect only at its next recording."""
+    model.options = Options()
+    for model.options.scale in (1.0, 5.0):
+        yield model.options.scale
+
+
+def slots(model: Any) -> Iterator[float]:
+    model.options = Slots()
+    model.options.options = Options()
+    for model.options.options.scale in (1.0, 5.0):
+        yield model.options.options.scale
+
+
+def sets(model: Any) -> Iterator[float]:
+    model.options = set()
+    for scale in (1.0, 5.0):
+        model.options.clear()
+        model.options.add(scale)
+        yield scale
+
+
+def queues(model: Any) -> Iterator[float]:
+    model.options = deque(maxlen=1)
+    for scale in (1.0, 5.0):
+        model.options.append(scale)
+        yield scale
+
+
+def arrays(model: Any) -> Iterator[float]:
+    model.options = np.zeros(1)
+    for scale in (1.0, 5.0):
+        model.options[0] = scale
+        yield scale
+
+
 def functions(model: Any) -> Iterator[float]:
     for factor in (1.0, 5.0, 1.0):
         model.scale = lambda x, by=factor: x * by
@@ -83,11 +131,40 @@ CHANGES: dict[str, tuple[Callable[..., Tensor], Callable[[Any], Iterator[float]]
     "a number that becomes a constant": (lambda net, x: x * torch.tensor(net.scale), numbers),
     "a number in a list": (lambda net, x: x * net.scale[0], lists),
     "a number in a dictionary": (lambda net, x: x * net.options.scales["b"], dictionaries),
+    "a dataclass": (lambda net, x: x * net.options.scale, objects),
+    "a slot": (lambda net, x: x * net.options.options.scale, slots),
+    "a set": (lambda net, x: x * max(net.options), sets),
+    "a deque": (lambda net, x: x * net.options[0], queues),
+    "an array": (lambda net, x: x * float(net.options[0]), arrays),
     "a function": (lambda net, x: net.scale(x), functions),
     "a tensor that is no buffer": (lambda net, x: x * net.scale, tensors),
     "another forward function": (lambda net, x: x * 1, forwards),
     "another hook": (lambda net, x: x * 1, hooks),
 }
+
+
+class Linked:
+    """An object that several layers hold, and that leads back to itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+        self.others = [self] * 60
+        self.unknown = math.nan
+        self.table = np.array([math.nan, 1j])
+
+
+def test_an_object_that_did_not_change_is_recorded_once() -> None:
+    shared = Linked()
+    layers = []
+    for _ in range(20):
+        layer: Any = nn.Linear(4, 4)
+        layer.options = shared
+        layers.append(layer)
+    model = nn.Sequential(*layers)
+    first = state_of(model, X)
+    assert state_of(model, X) is first
+    shared.unknown = 1.0
+    assert state_of(model, X) is not first
 
 
 @pytest.mark.parametrize("name", CHANGES)

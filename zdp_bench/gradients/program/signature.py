@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import weakref
 from argparse import Namespace
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
+from zdp_bench.gradients.outside_state.content import is_library
 from zdp_bench.gradients.parts import leaves_by_path, leaves_of
 from zdp_bench.gradients.program.ours import HOOKS, foreign_hooks
 
-MAX_ENTRIES = 64  # length up to which lists and dictionaries are compared entry by entry
-MAX_DEPTH = 3  # nesting of lists and dictionaries up to which they are compared entry by entry
+MAX_ENTRIES = 64  # length up to which containers, arrays and objects are compared by entry
+MAX_DEPTH = 3  # nesting up to which they are compared by entry
 # Attributes that torch sets in each module, and in recurrent ones.
 OF_TORCH = {*vars(nn.Module()), "_flat_weights", "_flat_weight_refs", "_all_weights"}
 IGNORED = OF_TORCH - {"training"}
@@ -81,7 +85,9 @@ def _describe_module(module: nn.Module, numbers: dict[int, int]) -> tuple[Any, .
         if held[kind]:
             hooks += [Reference(hook) for hook in foreign_hooks(held[kind])]
     attributes = [
-        (name, _describe_value(value)) for name, value in held.items() if name not in IGNORED
+        (name, _describe_value(value, numbers))
+        for name, value in held.items()
+        if name not in IGNORED
     ]
     tensors = []
     for named in (held["_parameters"], held["_buffers"]):
@@ -97,28 +103,57 @@ def _describe_module(module: nn.Module, numbers: dict[int, int]) -> tuple[Any, .
     return Reference(module), type(module), hooks, attributes, tensors, children
 
 
-def _describe_value(value: Any, level: int = 0) -> Any:
+def _describe_value(value: Any, numbers: dict[int, int], level: int = 0) -> Any:
     """Return a value that changes if an attribute changes.
 
     A tensor is described by its identity: it is a constant of the program, which therefore follows
-    changes in place.
+    changes in place. An object that several modules hold is described once.
     """
     if value is None or type(value) is str:
         return value
-    if isinstance(value, bool | int | float | str):
+    if isinstance(value, bool | int | float | complex | str | bytes):
         return type(value), value
+    if id(value) in numbers:
+        return type(value), numbers[id(value)]
     entries = _entries_of(value)
     if entries is None or len(entries) > MAX_ENTRIES or level == MAX_DEPTH:
         return Reference(value)
-    return type(value), [_describe_value(entry, level + 1) for entry in entries]
+    if _is_users(value):
+        numbers[id(value)] = len(numbers)
+    return type(value), [_describe_value(entry, numbers, level + 1) for entry in entries]
 
 
 def _entries_of(value: Any) -> Sequence[Any] | None:
-    """Return the entries of a list, dictionary or namespace; None for another object."""
-    if isinstance(value, list | tuple):
-        return value
+    """Return what a container, an array or an object of a user's class holds; None for others."""
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return [*value]
+    if isinstance(value, np.ndarray):
+        is_small = value.size <= MAX_ENTRIES and not value.dtype.hasobject
+        return [str(value.dtype), value.shape, value.tobytes()] if is_small else None
     if isinstance(value, Namespace | SimpleNamespace):
         value = vars(value)
     if isinstance(value, dict):
         return [*value, *value.values()]
-    return None
+    return _attributes_of(value) if _is_users(value) else None
+
+
+def _attributes_of(value: Any) -> list[Any]:
+    """Return the names and values of an object's attributes, also of those in slots."""
+    attributes = dict(getattr(value, "__dict__", {}))
+    for owner in type(value).__mro__:
+        slots = vars(owner).get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            attributes[name] = getattr(value, name, None)
+    return [*attributes, *attributes.values()]
+
+
+def _is_users(value: Any) -> bool:
+    """Return True for an object of a user's own class that is no module, tensor or class.
+
+    Objects of libraries, such as trainers and loggers, may change at each step.
+    """
+    is_plain = not isinstance(value, nn.Module | Tensor | type)
+    return is_plain and not _is_library(type(value).__module__)
+
+
+_is_library = lru_cache(maxsize=1000)(is_library)
