@@ -54,6 +54,17 @@ def test_a_cycle_keeps_the_items_that_it_counts() -> None:
     assert [next(cycle), next(cycle)] == [3, 1]
 
 
+def test_a_sorted_dictionary_keeps_its_order_and_its_items() -> None:
+    """Its items were restored, but not the list of its keys, so that it could not be read."""
+    table = pytest.importorskip("sortedcontainers").SortedDict({2: "b"})
+    with preserve_outside_state(table) as restore:
+        table[1] = "a"
+        assert restore()
+        assert [*table.items()] == [(2, "b")]
+        table[3] = "c"
+    assert [*table.items()] == [(2, "b")]
+
+
 def test_what_another_thread_keeps_for_itself_stays() -> None:
     local = threading.local()
     local.largest = 1.0

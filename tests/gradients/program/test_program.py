@@ -143,6 +143,13 @@ CHANGES: dict[str, tuple[Callable[..., Tensor], Callable[[Any], Iterator[float]]
 }
 
 
+def test_a_sparse_attribute_has_its_examples_run_alone() -> None:
+    """The recording ended in a NotImplementedError of torch."""
+    adjacency = torch.eye(4).to_sparse()
+    model = model_of(lambda net, x: x @ adjacency.to_dense() * net.weight)
+    assert state_of(model, X).alone == "the model contains a tensor of layout torch.sparse_coo"
+
+
 class Linked:
     """An object that several layers hold, and that leads back to itself."""
 

@@ -39,7 +39,7 @@ MODULES_OF_HOLDERS = (
     *("weakref", "_weakrefset", "numpy", "scipy", "pandas", "torch._library.custom_ops"),
     *("torch.distributions", "torch.nn", "torch.optim", "torch.utils.data"),
     *("sklearn", "transformers", "timm", "monai", "peft", "einops", "torchvision", "torchaudio"),
-    *("cachetools", "networkx", "omegaconf"),
+    *("cachetools", "networkx", "omegaconf", "sortedcontainers"),
 )
 
 

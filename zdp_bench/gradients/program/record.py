@@ -173,7 +173,11 @@ def _require_no_hidden_parameter(model: nn.Module, exported: ExportedProgram) ->
     """Reject a constant that shares memory with a parameter, which would not be trained there."""
     names = {_memory_of(parameter): name for name, parameter in model.named_parameters()}
     for constant in exported.constants.values():
-        if isinstance(constant, Tensor) and _memory_of(constant) in names:
+        if not isinstance(constant, Tensor):
+            continue
+        if constant.layout is not torch.strided:
+            raise Alone(f"the model contains a tensor of layout {constant.layout}")
+        if _memory_of(constant) in names:
             name = names[_memory_of(constant)]
             raise Alone(f"the model uses '{name}' without going through the module that owns it")
 
