@@ -266,6 +266,21 @@ def test_what_counts_passes_is_refused() -> None:
         check(mlp(Made(count_passes, passes=0)))
 
 
+def draws_features(net: Any, x: Tensor) -> Tensor:
+    if x.shape[1] not in net.features:
+        net.features[x.shape[1]] = torch.randn(x.shape[1], dtype=x.dtype)
+    return x * net.features[x.shape[1]]
+
+
+def test_what_the_first_pass_draws_and_keeps_is_asked_for() -> None:
+    """Private steps drew it anew each time, and after the training it was gone."""
+    model = mlp(Made(draws_features, features={}))
+    with pytest.raises(UserError, match=r"draws 'features\[8\]' at random in its first forward"):
+        check(model)
+    model(torch.randn(2, 5))
+    assert check(model) == []
+
+
 def test_a_part_made_in_the_first_pass_is_asked_for() -> None:
     def build_head(net: Any, x: Tensor) -> Tensor:
         if net.head is None:

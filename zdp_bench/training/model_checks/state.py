@@ -133,6 +133,15 @@ def require_nothing_kept(model: nn.Module, inputs: Tensor) -> None:
             "loop instead."
         )
     require_same_output(first_output, second_output)
+    kept_state, _ = _run(twin, inputs, seed=1)
+    drawn_state, _ = _run(copy_apart(model), inputs, seed=1)
+    if difference := _find_difference(kept_state, drawn_state):
+        name, key = difference
+        raise UserError(
+            f"{describe_layer(model, name)} draws '{key}' at random in its first forward pass and "
+            "keeps it, but private steps undo what a pass stores: draw it in __init__, or call the "
+            "model once on made-up inputs."
+        )
 
 
 def require_loss_keeps_nothing(
@@ -182,9 +191,9 @@ def _stored_error(
 Attribute = tuple[str, str]  # name of a module, and name of one of its values
 
 
-def _run(model: nn.Module, inputs: Tensor) -> tuple[dict[Attribute, Any], Tensor]:
+def _run(model: nn.Module, inputs: Tensor, seed: int = 0) -> tuple[dict[Attribute, Any], Tensor]:
     """Return a model's state after a forward pass with fixed random draws, and the output."""
-    set_seed(0)
+    set_seed(seed)
     with torch.enable_grad():  # as in a step; the model may differentiate in its forward pass
         output = model(map_leaves(torch.clone, inputs))
     return _state_of(model), output.detach().clone()
