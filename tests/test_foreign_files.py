@@ -203,6 +203,7 @@ def test_what_is_taken_matches_fast(pattern: str, text: str) -> None:
     ("error", "says"),
     [
         (MemoryError("Unable to allocate 3 GiB"), "MemoryError: Unable to allocate 3 GiB"),
+        (RuntimeError("you can't allocate memory"), "RuntimeError: you can't allocate memory"),
         (PermissionError(errno.EACCES, "Permission denied"), "Permission denied"),
         (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
     ],

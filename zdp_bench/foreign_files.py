@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from zdp_bench.errors import UserError, first_line, in_one_line
+from zdp_bench.errors import UserError, first_line, in_one_line, is_out_of_memory
 
 # A type or a union of types; a list with the shape of its items; a dictionary with the shape of
 # each key's value, where the key `str` stands for every key; a tuple of alternative shapes.
@@ -88,7 +88,7 @@ def reading(path: Path, max_bytes: int | None = None) -> Iterator[None]:
         raise
     except Exception as error:
         refusal = getattr(error, "strerror", None)  # the system's, such as "Permission denied"
-        is_refused = refusal or isinstance(error, MemoryError)
+        is_refused = refusal or is_out_of_memory(error)
         diagnosis = "" if is_refused else "; it is truncated, damaged or of another kind"
         why = refusal or f"{type(error).__name__}: {in_one_line(error)}"
         raise UserError(f"{path}: cannot be read ({why}){diagnosis}.") from None

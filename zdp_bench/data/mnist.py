@@ -44,8 +44,8 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
         expect(size <= MAX_BYTES, f"{announced}; at most {MAX_BYTES:,} are read")
         # One byte more is requested, so that gzip reaches the end and compares its checksum.
         raw = file.read(size + 1)
-        found = f"{len(raw):,}" if len(raw) <= size else "more"
-        expect(len(raw) == size, f"{announced}, but {found} are there")
+        count = f"{len(raw):,}" if len(raw) <= size else "more"
+        expect(len(raw) == size, f"{announced}, but {count} are there")
     return np.frombuffer(raw, np.uint8).reshape(shape)
 
 

@@ -38,7 +38,7 @@ from zdp_bench.gradients.losses import (
     set_seed,
 )
 from zdp_bench.gradients.mapping import map_rows
-from zdp_bench.gradients.outside_state import preserve_outside_state
+from zdp_bench.gradients.outside_state import are_equal, preserve_outside_state
 from zdp_bench.gradients.parts import map_leaves
 from zdp_bench.gradients.program import Running, copy_apart, state_of
 from zdp_bench.gradients.shares import Shares, cut
@@ -273,7 +273,7 @@ def _require_unchanged(
     changed = [
         name
         for name, parameter in parameters.items()
-        if not torch.allclose(parameter.detach(), weights[name], rtol=0, atol=0, equal_nan=True)
+        if not are_equal(parameter.detach(), weights[name])
     ]
     if not changed:
         return

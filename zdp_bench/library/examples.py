@@ -119,8 +119,7 @@ class Items:
         """
         rows = _rows_of_tensors(self.dataset, indices)
         if rows is not None:
-            inputs, targets = rows
-            return inputs, targets
+            return rows
         self._seed_transforms()
         # Copy each item before the next is read, because a dataset may reuse one tensor for all.
         items = [_copy_item(self.dataset[int(index)]) for index in indices]
@@ -331,7 +330,7 @@ def _seed_function(transform: Any) -> Callable[..., Any] | None:
     return None
 
 
-def _rows_of_tensors(dataset: Any, indices: Sequence[int] | np.ndarray) -> list[Tensor] | None:
+def _rows_of_tensors(dataset: Any, indices: Sequence[int] | np.ndarray) -> Batch | None:
     """Return a batch of a `TensorDataset` or of a `Subset` of one; None for other datasets.
 
     It equals the batch of the items, which are rows of two tensors, and is faster. Indices that are
@@ -347,8 +346,8 @@ def _rows_of_tensors(dataset: Any, indices: Sequence[int] | np.ndarray) -> list[
     if not all(map(_is_integer, indices)):
         return None
     rows = torch.from_numpy(np.array(indices, dtype=np.int64))
-    # As after `torch.stack`, each batch is contiguous.
-    return [tensor[rows].contiguous() for tensor in dataset.tensors]
+    inputs, targets = dataset.tensors
+    return inputs[rows].contiguous(), targets[rows].contiguous()  # as after `torch.stack`
 
 
 def _is_integer(index: Any) -> bool:

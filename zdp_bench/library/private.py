@@ -421,9 +421,9 @@ class Private:
         for training in [*_LIVE]:  # whose loops may be suspended
             if training._num_steps_here and training._has_own_weights():
                 training._note_weights()
-        found = starts.find(self.model, self.journal.path.parent)
-        found = starts.exclude(found, self._as_earlier())
-        self._earlier = starts.merge([*self._earlier, *found])
+        trainings = starts.find(self.model, self.journal.path.parent)
+        others = starts.exclude(trainings, self._as_earlier())
+        self._earlier = starts.merge([*self._earlier, *others])
         self._warn_of_parts()
 
     def _warn_of_parts(self) -> None:

@@ -536,9 +536,7 @@ def _require_single_link(path: Path) -> None:
 
     Locks are per path, so two runs could write to the same file at once.
     """
-    if not os.path.lexists(path):
-        return
-    if _is_linked(path):
+    if os.path.lexists(path) and _is_linked(path):
         raise UserError(
             f"{path}: is a link, or has a second hard link, through which another run could write "
             "to it: give the path of the file itself, or of a copy (cp)."
@@ -546,9 +544,9 @@ def _require_single_link(path: Path) -> None:
 
 
 def _is_linked(path: Path) -> bool:
-    """Return True for a symbolic link, a file with a second hard link, and no file at all."""
-    status = os.lstat(path) if os.path.lexists(path) else None
-    return status is None or stat.S_ISLNK(status.st_mode) or status.st_nlink > 1
+    """Return True for a symbolic link, and for a file with a second hard link."""
+    status = os.lstat(path)
+    return stat.S_ISLNK(status.st_mode) or status.st_nlink > 1
 
 
 def _digest_file(path: Path) -> str:

@@ -244,7 +244,7 @@ def test_masks_fit_their_images_and_are_augmented_alike(tmp_path: Path, kind: st
 
 
 def test_predictions_lie_on_the_axes_that_the_page_states(tmp_path: Path) -> None:
-    """Whatever axes the file is stored along, `M` turns planes back to the voxels in RAS axes."""
+    """Whatever axes the file is stored along, its code turns planes to voxels in RAS axes."""
     page = " ".join((Path(__file__).parents[3] / "docs/own_data.md").read_text().split())
     assert "planes run to superior, rows to posterior and columns to right" in page
     (code,) = re.findall(r"`(m\[.*?)` is \[x, y, z\] in RAS axes", page)

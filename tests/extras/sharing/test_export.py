@@ -89,6 +89,8 @@ def test_weights_of_every_kind_come_back_bit_for_bit(tmp_path: Path) -> None:
     assert all(found[name].dtype == weights[name].dtype for name in weights)
     shapes = {name: list(weight.shape) for name, weight in weights.items()}
     assert read_shapes(tmp_path / "w.safetensors") == shapes
+    with pytest.raises(UserError, match=r"its state '_extra_state' is of type float"):
+        write_weights(tmp_path / "w.safetensors", {"_extra_state": 0.5})
 
 
 PAIRS = torch.zeros(3, 2, dtype=torch.float64)

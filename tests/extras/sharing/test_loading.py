@@ -69,7 +69,7 @@ def test_inputs_that_do_not_fit_are_refused(exported: Path, of_loop: Path, tmp_p
     for folder, name, out, says in [
         (exported, "wide.npy", "out.npy", fits),
         (exported, "scalar.npy", "out.npy", r"contains float32 \[\], but the model takes"),
-        (exported, "wide.npy", "wide.npy", "is the file with the inputs, which it would replace"),
+        (exported, "wide.npy", "wide.npy", "is the file with the inputs; choose another one"),
         (exported, "objects.npy", "out.npy", "objects.npy: cannot be read"),
         (exported, "words.npy", "out.npy", r"words\.npy: contains <U1, not numbers\."),
         (exported, "none.npy", "out.npy", "none.npy: is missing"),

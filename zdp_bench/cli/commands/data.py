@@ -46,17 +46,15 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.report.terminal import describe_state, show_data_root
 
     if options.delete and options.action != "cache":
-        raise UserError(
-            "--delete: only `zdp-bench data cache` deletes; it deletes the whole cache."
-        )
+        raise UserError("--delete: only `zdp-bench data cache` deletes, and the whole cache.")
     if options.format != "rich" and options.action != "show":
         raise UserError(f"--format {options.format}: only `zdp-bench data show` prints a table.")
-    if options.action == "cache" and options.dataset:
-        raise UserError(
-            f"zdp-bench data cache {options.dataset}: all data sets share the cache, so leave out "
-            "the name; --delete would delete all of it."
-        )
     if options.action == "cache":
+        if options.dataset:
+            raise UserError(
+                f"zdp-bench data cache {options.dataset}: all data sets share the cache, so leave "
+                "out the name; --delete would delete all of it."
+            )
         return _show_cache(options.delete)
     root = data_root(options)
     path = Path(options.dataset or "")  # of the user's own data, if it exists

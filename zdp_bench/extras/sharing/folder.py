@@ -259,11 +259,17 @@ def write_weights(path: Path, weights: dict[str, Any]) -> None:
     """Write a model's state to a safetensors file.
 
     The format has no complex128, so such tensors are written as pairs of real numbers.
+
+    Raises:
+        UserError: a part of the state is no tensor.
     """
     tensors, pairs = {}, []
     for name, value in weights.items():
         if not isinstance(value, Tensor):
-            continue
+            raise UserError(
+                f"model: its state '{name}' is of type {type(value).__name__}, but a file of "
+                "weights holds tensors: let get_extra_state return a tensor, or nothing."
+            )
         value = value.detach().cpu().resolve_conj()
         if value.dtype == torch.complex128:
             pairs.append(name)

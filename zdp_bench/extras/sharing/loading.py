@@ -271,7 +271,7 @@ def predict_file(
         raise UserError(f"--out {out}: must end with .npy.")
     require_regular(out)
     if out.exists() and inputs.exists() and out.samefile(inputs):
-        raise UserError(f"--out {out}: is the file with the inputs, which it would replace.")
+        raise UserError(f"--out {out}: is the file with the inputs; choose another one.")
     record = files.read(folder)
     if files.is_report(record):
         raise UserError(

@@ -72,11 +72,9 @@ def _referents_of(value: Any) -> list[Any]:
     """
     if type(value).__module__ == "itertools":  # the containers are the user's
         return gc.get_referents(value)
-    public = {id(value.__self__)} if isinstance(value, types.BuiltinMethodType) else set()
-    for owner in type(value).__mro__:
-        for descriptor in vars(owner).values():
-            if isinstance(descriptor, types.MemberDescriptorType):
-                public.add(id(Slot(value, descriptor).read()))
+    public = {id(slot.read()) for slot in _slots_of(value, with_c=True)}
+    if isinstance(value, types.BuiltinMethodType):
+        public.add(id(value.__self__))
     parts: list[Any] = []
     for part in gc.get_referents(value):
         if type(part) not in (dict, list, set) or id(part) in public:
@@ -88,11 +86,11 @@ def _referents_of(value: Any) -> list[Any]:
     return parts
 
 
-def _slots_of(value: Any) -> list[Slot]:
+def _slots_of(value: Any, with_c: bool = False) -> list[Slot]:
+    """Return the slots of an object; with `with_c`, also what its types in C or Cython define."""
     slots = []
     for owner in type(value).__mro__:
-        # Types written in C or Cython have such descriptors too, of which some are read-only.
-        if "__slots__" in vars(owner):
+        if with_c or "__slots__" in vars(owner):  # some of those in C are read-only
             for descriptor in vars(owner).values():
                 if isinstance(descriptor, types.MemberDescriptorType):
                     slots.append(Slot(value, descriptor))

@@ -37,10 +37,6 @@ class Source:
     targets: Tensor
     takes_zero: bool
 
-    @property
-    def is_public(self) -> bool:
-        return len(self.inputs) > 0
-
     def draw(self, examples: int) -> Batch:
         """Return a number of examples, the same at every call."""
         inputs = _draw(self.inputs, examples, with_zero=False)
