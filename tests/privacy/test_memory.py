@@ -116,9 +116,16 @@ def test_what_a_run_audit_or_verify_states_is_never_remembered() -> None:
     using = {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
-        if "privacy.memory" in path.read_text(encoding="utf-8")
+        if "privacy.memory import" in path.read_text(encoding="utf-8")
     }
-    shown = {f"report/{name}.py" for name in ("epsilon", "budget", "grids", "cells")}
+    recalling = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if "recall_claimed_epsilon" in path.read_text(encoding="utf-8")
+    }
+    recalled_by = {"report/cells.py", "report/epsilon.py", "experiments/validate.py"}
+    assert recalling == {"privacy/accountants.py"} | recalled_by
+    shown = {f"report/{name}.py" for name in ("epsilon", "budget", "grids")}
     shown.add("experiments/validate.py")  # before a run
     no_epsilon = {"experiments/claims.py", "report/comparisons.py"}  # jobs of recipes; p of t-tests
-    assert using == {"privacy/calibration.py"} | shown | no_epsilon
+    assert using == {"privacy/calibration.py", "privacy/accountants.py"} | shown | no_epsilon

@@ -21,6 +21,7 @@ from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.extras.sharing.export import export
+from zdp_bench.nn.state import state_digest
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.composition import Spending, SpentSteps, compose_epsilon, list_spent_steps
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
@@ -29,7 +30,6 @@ from zdp_bench.report.budget import describe_together, group_by_data, sheet
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.training import setup
 from zdp_bench.training.build import build_algorithm
-from zdp_bench.training.checkpoint import state_digest
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.reservation import reserve
 from zdp_bench.training.run import Outcome, execute

@@ -84,7 +84,7 @@ def test_an_unfinished_run_has_spent_the_steps_it_took(tmp_path: Path, secure: b
 def test_a_total_budget_counts_deleted_runs(tmp_path: Path, done: Outcome) -> None:
     delete_run(tmp_path, "first")
     limit = f"privacy.total_budget={done.record.document['privacy']['epsilon_tight'] * 1.01}"
-    with pytest.raises(UserError, match=r"1 runs in .* on files of this phase_digits"):
+    with pytest.raises(UserError, match=r"1 runs in .* on files of phase_digits"):
         execute(configured(tmp_path, "seed=1", limit), Silent())
 
 

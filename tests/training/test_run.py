@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.ledgers import OnDisk, steps_in
-from zdp_bench import records
+from zdp_bench import disk, records
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Examples
@@ -151,7 +151,7 @@ def test_files_that_a_kill_left_half_written_go_with_the_same_command(
     finished: Outcome, tmp_path: Path
 ) -> None:
     home = finished.path.parent
-    left_behind = [home / ".record.json.1-2.partial", home / "checkpoint.partial"]
+    left_behind = [disk.name_partial(home / name) for name in ("record.json", "checkpoint.pt")]
     for path in left_behind:
         path.write_text("half")
     (home / "record.json").unlink()  # a finished run is only read

@@ -16,9 +16,10 @@ from zdp_bench.config.schema import Plugin
 from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
+from zdp_bench.nn.state import state_digest
 from zdp_bench.training import evaluation
 from zdp_bench.training.build import build_scheduler
-from zdp_bench.training.checkpoint import load, state_digest
+from zdp_bench.training.checkpoint import load
 from zdp_bench.training.run import Outcome, average_weights
 
 RECORDS, VALIDATION = (Examples(torch.zeros(2, 3), torch.zeros(2)) for _ in range(2))

@@ -215,7 +215,7 @@ def _needs_float64(micro_batches: Iterable[Batch], ranks: Ranks) -> bool:
     if isinstance(micro_batches, MicroBatches):
         num_examples = micro_batches.num_examples
     else:
-        num_examples = sum(len(inputs) for inputs, _ in micro_batches)
+        num_examples = sum(len(batch[0]) for batch in micro_batches)
     max_total_examples = ranks.max(num_examples) * ranks.size
     return max_total_examples > MAX_FLOAT32_EXAMPLES
 
@@ -247,8 +247,7 @@ def sum_shares(
         num_examples = 0
         try:
             for batch, *other_arguments in arguments_of_accumulate(micro_batches):
-                inputs, _ = batch
-                num_examples += len(inputs)
+                num_examples += len(batch[0])
                 if num_examples > MAX_FLOAT32_EXAMPLES and not total.is_float64:
                     total.to_float64()
                 # S += Σᵢ uᵢ, with ‖uᵢ‖₂ ≤ bound
