@@ -761,9 +761,14 @@ def test_without_a_ledger_one_is_named_after_the_training_and_said(
     with started(network(), noise_multiplier=1.3) as other:
         assert other.ledger.path.name != file.name
     earlier = file.rename(file.with_name("Sequential-0123abcd.jsonl"))
-    with pytest.raises(UserError, match=rf"0123abcd\.jsonl: .* Rename it to {file.name}"):
+    advice = (
+        rf"0123abcd\.jsonl: may be .* rename it to {file.name}\. .* set ledger=.ledgers/{file.name}"
+    )
+    with pytest.raises(UserError, match=advice):
         started(network())  # its steps were not counted: another ledger began
     earlier.rename(file)
+    earlier.mkdir()  # neither this nor the link is a ledger
+    file.with_name("Sequential-00000000.jsonl").symlink_to("nowhere")
     file.with_name("Sequential-mine.jsonl").write_bytes(file.read_bytes())
     with started(network()) as once_more:
         assert once_more.resume()

@@ -176,12 +176,30 @@ def test_a_named_tuple_in_a_state_is_saved_and_loaded(path: Path) -> None:
         lambda number: np.append(np.zeros(2000), [number, *np.zeros(2000)]),
         lambda number: np.array([torch.tensor([number], dtype=torch.float64), None], object),
         lambda number: deque([torch.tensor([number], dtype=torch.float64)]),
+        lambda number: torch.diag(torch.tensor([number], dtype=torch.float64)).to_sparse(),
+        lambda number: torch.diag(torch.tensor([number], dtype=torch.float64)).to_sparse_csr(),
+        lambda number: torch.diag(torch.tensor([number], dtype=torch.float64)).to_sparse_csc(),
+        lambda number: torch.nested.nested_tensor([torch.tensor([number], dtype=torch.float64)]),
+        lambda number: torch.tensor([1j * number], dtype=torch.complex128).conj().imag,
     ],
 )
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support", "ignore:.*nested tensors")
 def test_the_digest_of_a_state_covers_every_bit(make: Callable[[float], Any]) -> None:
     digests = {state_digest({"x": make(number)}) for number in (1.0, 1.0 + 1e-12)}
     assert len(digests) == 2
     assert state_digest({"x": make(1.0)}) in digests
+
+
+def test_the_digest_of_a_state_covers_quantized_numbers_and_shapes_of_sparse_ones() -> None:
+    states = [
+        torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8),
+        torch.quantize_per_tensor(2 * torch.ones(2), 0.5, 0, torch.qint8),
+        torch.quantize_per_tensor(2 * torch.ones(2), 1.0, 0, torch.qint8),
+        torch.zeros(2).to_sparse(),
+        torch.zeros(3).to_sparse(),
+        torch.zeros(1).to(torch.float8_e4m3fn),
+    ]
+    assert len({state_digest({"x": state}) for state in states}) == len(states)
 
 
 @pytest.mark.parametrize(

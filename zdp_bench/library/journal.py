@@ -60,22 +60,22 @@ def default_ledger(
     """Return the path of the ledger if the caller names none, and log it.
 
     Raises:
-        UserError: this training has a ledger under a name that an older version gave it.
+        UserError: this training may have a ledger under a name that an older version gave it.
     """
     name = type(model).__name__
     path = FOLDER / f"{name}-{training_digest[:8]}.jsonl"
     others = re.compile(re.escape(name) + r"-[0-9a-f]{8}\.jsonl")
     for other in sorted(FOLDER.glob("*.jsonl")):
-        if not others.fullmatch(other.name) or other == path:
+        if not others.fullmatch(other.name) or other == path or not other.is_file():
             continue
         with suppress(LedgerError):
             head = read_head(other)
             # The digest in the name follows from these two alone.
             if head.mechanism == mechanism.digest() and head.identity == owners:
                 raise UserError(
-                    f"{other}: is the ledger of this training under its name in an older version, "
-                    f"so its steps must count. Rename it to {path.name}, or, to begin with an "
-                    "untrained model, move it to another folder."
+                    f"{other}: may be the ledger of this training under its name in an older "
+                    f"version. If so, its steps must count: rename it to {path.name}. If it is of "
+                    f'another training, or this one begins anew, set ledger="{path}".'
                 )
     log.warning("every step is recorded in %s; set ledger= to use another file", path)
     return path

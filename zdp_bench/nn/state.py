@@ -16,10 +16,14 @@ def state_digest(*states: dict[str, Any]) -> str:
     chain = hashlib.sha256()
 
     def take(node: Any) -> None:
-        if isinstance(node, Tensor):
-            value = node.detach().cpu().resolve_conj().contiguous()
+        if isinstance(node, Tensor) and (parts := _parts_of(node)):
+            chain.update(f"{node.layout}{node.dtype}".encode())
+            take(parts)
+        elif isinstance(node, Tensor):
+            value = node.detach().cpu().resolve_conj().resolve_neg().contiguous()
             chain.update(f"{value.dtype}{list(value.shape)}".encode())
-            chain.update(value.flatten().view(torch.uint8).numpy().data)
+            numbers = value.as_strided([value.numel()], [1])  # a stride of size 1 may be another
+            chain.update(numbers.view(torch.uint8).numpy().data)
         elif isinstance(node, dict):
             for key in sorted(node, key=str):
                 chain.update(f"{key!r}:".encode())
@@ -37,3 +41,15 @@ def state_digest(*states: dict[str, Any]) -> str:
     for state in states:
         take(state)
     return chain.hexdigest()
+
+
+def _parts_of(tensor: Tensor) -> list[Tensor]:
+    """Return the ordinary tensors that hold a sparse, quantized or nested tensor; else none."""
+    if tensor.is_nested:
+        return [*tensor.unbind()]
+    if tensor.is_quantized:
+        return [tensor.int_repr(), tensor.dequantize()]
+    if tensor.layout == torch.strided:
+        return []
+    entries = tensor.detach().to_sparse_coo().coalesce()
+    return [torch.tensor(tensor.shape), entries.indices(), entries.values()]

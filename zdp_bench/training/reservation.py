@@ -14,7 +14,7 @@ from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Data, Released
 from zdp_bench.training.spending import read_spendings, spending_of
-from zdp_bench.training.spending_file import Files, Plan, format_files, parse_files
+from zdp_bench.training.spending_file import Files, Plan, format_files, has_plan_of, parse_files
 
 if TYPE_CHECKING:
     from zdp_bench.config.schema import Run
@@ -33,6 +33,7 @@ def reserve(
     run: str | None = None,
     is_limited: bool = False,
     begin: Callable[[Spending], None] = lambda this_run: None,
+    keep_plan: bool = False,
 ) -> None:
     """Write what a run may spend to disk, unless `privacy.total_budget` would be exceeded.
 
@@ -50,6 +51,7 @@ def reserve(
         is_limited: see `Plan`.
         begin: is called first, with what the run may spend. If it raises an error, nothing is
             reserved.
+        keep_plan: whether to keep what an earlier process reserved for the same run.
 
     Formal guarantees: a run with a total budget starts only if the tight ε of itself and all runs
     in the results folder that may share examples with it (`Spending.may_share`) is within the
@@ -68,7 +70,8 @@ def reserve(
         if config.privacy.total_budget is not None:
             _require_within(config, this_run)
         begin(this_run)
-        plan.write(home)
+        if not (keep_plan and has_plan_of(home, run)):
+            plan.write(home)
 
 
 def plan_spending(

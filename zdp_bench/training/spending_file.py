@@ -90,6 +90,13 @@ def read_plan(path: Path) -> Plan:
     )
 
 
+def has_plan_of(home: Path, run: str | None) -> bool:
+    """Return True if a folder's `spending.json` can be read and is that of a run."""
+    with suppress(UserError):  # it is missing or damaged
+        return read_plan(home / FILE).run == run
+    return False
+
+
 def read_files(home: Path) -> Files:
     """Return the files that a run reads. A federation of sites reads those of its nodes."""
     paths = [folder / FILE for folder in [home, *find_node_homes(home)]]

@@ -168,23 +168,61 @@ def test_a_round_asked_for_again_counts_again_for_a_node_that_does_not_answer(
     assert of_nodes(record, "unconfirmed") == [0, 0 if comes_back else 1, 0]
 
 
-def test_a_repeat_counts_until_the_node_answers(configured: Make) -> None:
+def test_a_repeat_counts_until_the_node_states_its_ledger(configured: Make) -> None:
     known = {number: asdict(Standing(20, 1, entries=3)) for number in range(2)}
     roster = Roster(None, configured("federated.nodes=2"), {}, None, known)  # type: ignore[arg-type]
     roster.prepare("run", 8, {})
     roster.requested_rounds, roster.present = 3, {LIAR: FIRST}
+    roster._pending = {"asked before": ("prepare", FIRST + 1)}
     for repeats in (1, 2):
         roster.count_repeat()
         assert (roster.spent(0), roster.spent(LIAR)) == (3, 3 + repeats)
+    assert not roster._pending  # its report would be from before the repeat
     saved = Roster(None, configured("federated.nodes=2"), {}, None, roster.saved())  # type: ignore[arg-type]
     assert saved.standings == roster.standings
-    for entries in (3, 4):  # perhaps from before the second repeat
+    for entries, spent in ((2, 3 + 2), (4, 3 + 1), (3, 3 + 1)):
         roster.note_ledger(LIAR, {"entries": entries, "digest": "d"})
-        assert roster.spent(LIAR) == 3 + 2
-    roster.count_answer(LIAR, {"entries": 2, "digest": "d"})
-    assert roster.spent(LIAR) == 3 + 2
-    roster.count_answer(LIAR, {"entries": 4, "digest": "d"})
-    assert roster.spent(LIAR) == 3 + 1
+        assert roster.spent(LIAR) == spent
+
+
+@pytest.mark.parametrize("allowed", [3, 4, 9])
+def test_a_repeat_is_within_the_budget_at_which_its_node_stops(
+    configured: Make, allowed: int
+) -> None:
+    known = {0: asdict(Standing(20, 1, entries=3))}
+    roster = Roster(None, configured("federated.nodes=1"), {}, None, known)  # type: ignore[arg-type]
+    roster.affordable_steps = lambda _, steps: min(steps, allowed)
+    roster.requested_rounds, roster.present = 3, {0: FIRST}
+    for repeats in (1, 2):
+        roster.count_repeat()
+        assert roster.spent(0) == min(3 + repeats, allowed)
+        assert roster.spent(0, rounds=9) == 9
+
+
+def test_a_node_that_missed_its_last_answer_states_its_ledger_when_it_prepares(
+    configured: Make, sound: Sound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a budget of exactly these rounds, the run ended a round early, above its budget."""
+    is_lost = True
+
+    def lose(asked: Message, answer: Message) -> Message:
+        is_round = asked.metadata.message_type == "train"
+        if is_round and values_of(asked)["round"] == last_round and is_lost:
+            raise ConnectionError
+        return answer
+
+    own, last_round = "federated.nodes=3", 7
+    epsilon = sound(own)["privacy"]["epsilon_tight"]
+    config = configured(own, f"privacy.max_epsilon={epsilon}")
+    change_answers(monkeypatch, lose, who=LIAR)
+    for _ in range(3):
+        with pytest.raises(UserError, match="too few nodes answered"):
+            carried_out(config)
+    is_lost = False
+    record = carried_out(config)
+    assert record["stopped_by"] == "epochs"
+    assert of_nodes(record, "steps") == [8, 8, 8]
+    assert record["privacy"]["epsilon_tight"] <= epsilon
 
 
 # who is who

@@ -33,7 +33,7 @@ from zdp_bench.records import Record
 from zdp_bench.report import budget
 from zdp_bench.tasks.metric import ACCURACY
 from zdp_bench.training import evaluation, run
-from zdp_bench.training.spending import find_spendings
+from zdp_bench.training.spending import find_spendings, read_spending
 
 WHOLE = ["recipe=quickstart", "trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]"]
 # The claimed ε is not looked at here, and this accountant is quick.
@@ -292,6 +292,25 @@ def test_a_search_that_is_stopped_as_it_continues_still_lists_every_trial(
     again = carry_out(tmp_path, RATES, epsilon=3.0, trials=3, sampler="random")
     assert again["trials"] == found["trials"]
     assert again["privacy"]["epsilon_all"] == found["privacy"]["epsilon_all"]
+
+
+def test_a_trial_that_is_resumed_keeps_what_it_reserved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its limit, the steps before the kill counted twice until it took the next one."""
+    words = [RATES, "privacy.secure=true"]
+
+    def kill(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for place in ("zdp_bench.training.run.Loop._count_step", "zdp_bench.training.run.Loop.restore"):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, lambda *_: kill(_))
+            with pytest.raises(KeyboardInterrupt):
+                carry_out(tmp_path, *words, epsilon=3.0, trials=1, sampler="random")
+        (ledger,) = tmp_path.glob("runs/*/*/ledger.jsonl")
+        assert len(steps_in(ledger)) == 1
+        assert read_spending(ledger.parent).spent.steps == STEPS
 
 
 def test_steps_of_an_unknown_run_refuse_a_search(tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ class Standing:
             reported.
         entries, digest: the position of the node's ledger, as the node last reported.
         excess: the largest number of steps that the node ever reported beyond the requested ones.
-        repeats: the number of steps that were requested from the node again since its last answer
-            to a round. A restarted node may have released them anew.
+        repeats: the number of steps that were requested from the node again since it last stated
+            its ledger's position. A restarted node may have released them anew.
         answers: the number of rounds in which the node's release was used.
     """
 
@@ -65,20 +65,16 @@ class Standing:
             entries, digest: the position of the ledger in the report.
             requested_steps: the number of steps requested so far.
         """
+        if entries < self.entries:  # the node contradicts itself, so its repeats stay doubtful
+            return self
         excess = max(self.excess, entries - requested_steps)
-        # Repeats that the node reports are no longer doubtful; `spent` does not fall.
-        repeats = max(0, self.repeats - (excess - self.excess))
-        standing = replace(self, excess=excess, repeats=repeats)
-        if entries < self.entries:
-            return standing
-        return replace(standing, entries=entries, digest=digest)
+        return replace(self, entries=entries, digest=digest, excess=excess, repeats=0)
 
     def spent(self, requested_steps: int) -> int:
         """Return the largest number of steps that the node can have taken.
 
         Formal guarantees: the number is at least `requested_steps`, and at least what the node ever
-        reported. Only an answer to a round lowers it, by the repeats that the node's ledger does
-        not hold.
+        reported. A report lowers it only by the repeats that the node's ledger does not hold.
         """
         return requested_steps + self.excess + self.repeats
 
@@ -114,6 +110,8 @@ class Roster:
         requested_rounds: the number of rounds requested so far, over all attempts; the server's
             ledger holds them.
         present: Flower's id of each present node, by its number.
+        affordable_steps: returns how many of a number of steps a node's budget allows; None if it
+            has no budget.
     """
 
     def __init__(
@@ -142,6 +140,7 @@ class Roster:
         self.standings = {number: Standing(**values) for number, values in known.items()}
         self.requested_rounds = 0
         self.present: dict[int, int] = {}
+        self.affordable_steps: Callable[[int, int], int | None] = lambda number, steps: None
         self._expected, self._sizes = expected, sizes
         # Flower's id -> number, for every node that has joined and is still connected
         self._number_of: dict[int, int] = {}
@@ -255,23 +254,13 @@ class Roster:
     def count_repeat(self) -> None:
         """Count a round that is about to be requested again as a new one of each present node.
 
-        `count_answer` takes it back from a node that answers.
+        The node's next report (`note_ledger`) takes back what its ledger does not hold.
         """
+        self._pending.clear()  # a report from before the repeat takes nothing back: ask again
         for number in self.present:
             standing = self.standings[number]
             repeats = standing.repeats + self.steps_per_round
             self.standings[number] = replace(standing, repeats=repeats)
-
-    def count_answer(
-        self,
-        number: int,
-        values: Mapping[str, Any],
-    ) -> None:
-        """Count what was requested from a node by its ledger, now that it has answered a round."""
-        self.note_ledger(number, values)
-        standing = self.standings[number]
-        if values["entries"] == standing.entries:  # not fewer than it reported before
-            self.standings[number] = replace(standing, repeats=0)
 
     def round(
         self,
@@ -311,12 +300,20 @@ class Roster:
     ) -> int:
         """Return the largest number of releases that a node can have made.
 
+        A node stops at its budget, which is the same by its own count. So it cannot have released
+        repeats beyond the budget anew.
+
         Args:
             number: the node's number.
             rounds: the number of rounds requested by then. If None, those requested so far.
         """
         rounds = self.requested_rounds if rounds is None else rounds
-        return self.standings[number].spent(rounds * self.steps_per_round)
+        standing = self.standings[number]
+        steps = standing.spent(rounds * self.steps_per_round)
+        if not standing.repeats:
+            return steps
+        affordable = self.affordable_steps(number, steps)
+        return steps if affordable is None else max(affordable, steps - standing.repeats)
 
     def report(self, patience: float) -> None:
         """Ask every connected node for the final position of its ledger."""

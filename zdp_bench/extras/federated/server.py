@@ -10,7 +10,8 @@ resumes it at that round.
 The server trusts only its own count of steps. It writes each round to a ledger before it requests
 the round. Every node is assumed to have taken all steps of all rounds in that ledger, even if it
 was not connected or never answered. A node's report can raise its count, but never lower it. A
-round that is requested again counts as a new one of each node that does not answer.
+round that is requested again counts as a new one of each node, within its budget, until the node
+states its ledger's position.
 """
 
 from __future__ import annotations
@@ -260,6 +261,9 @@ class Rounds:
         self.loop.restore(saved)
         self._rounds_at_start = self.ledger.releases  # by earlier attempts at this run
         roster.requested_rounds = self.ledger.releases
+        roster.affordable_steps = lambda number, steps: self._affordable_of(
+            self.sizes[number], steps
+        )
 
     def prepare_nodes(self) -> None:
         """Ask the present nodes to prepare, and wait until they have."""
@@ -380,7 +384,7 @@ def valid_releases(
                 raise Malformed(
                     f"has a norm of {norm}; clipping bound and noise allow at most {limits[number]}"
                 )
-            roster.count_answer(number, values)
+            roster.note_ledger(number, values)
             releases[number] = release
         except Malformed as error:
             reasons[number] = f"its answer {error}"  # the errors above are predicates

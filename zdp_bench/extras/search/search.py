@@ -277,7 +277,16 @@ def _begin_trial(journal: Journal, trial: Document, config: Run, data: Splits) -
         return
     setup = Setup.of(config, data, torch.device("cpu"))
     steps = setup.plan.steps
-    reserve(config, data, setup.mechanism, steps, home, run=trial["run"], begin=check_and_list)
+    reserve(
+        config,
+        data,
+        setup.mechanism,
+        steps,
+        home,
+        run=trial["run"],
+        begin=check_and_list,
+        keep_plan=True,  # an interrupted trial's; the run knows what it takes again
+    )
 
 
 def _read_trials(path: Path, data_digest: str) -> dict[int, Document]:
