@@ -58,6 +58,18 @@ class Slots:
     __slots__ = ("options",)
 
 
+class PrivateSlot:
+    __slots__ = ("__scale",)
+
+    @property
+    def scale(self) -> float:
+        return self.__scale  # type: ignore[no-any-return, attr-defined]
+
+    @scale.setter
+    def scale(self, scale: float) -> None:
+        self.__scale = scale
+
+
 def objects(model: Any) -> Iterator[float]:
     """A schedule of a model's own options took effect only at its next recording."""
     model.options = Options()
@@ -70,6 +82,12 @@ def slots(model: Any) -> Iterator[float]:
     model.options.options = Options()
     for model.options.options.scale in (1.0, 5.0):
         yield model.options.options.scale
+
+
+def private_slots(model: Any) -> Iterator[float]:
+    model.options = PrivateSlot()
+    for model.options.scale in (1.0, 5.0):
+        yield model.options.scale
 
 
 def sets(model: Any) -> Iterator[float]:
@@ -133,6 +151,7 @@ CHANGES: dict[str, tuple[Callable[..., Tensor], Callable[[Any], Iterator[float]]
     "a number in a dictionary": (lambda net, x: x * net.options.scales["b"], dictionaries),
     "a dataclass": (lambda net, x: x * net.options.scale, objects),
     "a slot": (lambda net, x: x * net.options.options.scale, slots),
+    "a private slot": (lambda net, x: x * net.options.scale, private_slots),
     "a set": (lambda net, x: x * max(net.options), sets),
     "a deque": (lambda net, x: x * net.options[0], queues),
     "an array": (lambda net, x: x * float(net.options[0]), arrays),

@@ -14,7 +14,7 @@ from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from types import SimpleNamespace
+from types import MemberDescriptorType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -141,9 +141,9 @@ def _attributes_of(value: Any) -> list[Any]:
     """Return the names and values of an object's attributes, also of those in slots."""
     attributes = dict(getattr(value, "__dict__", {}))
     for owner in type(value).__mro__:
-        slots = vars(owner).get("__slots__", ())
-        for name in [slots] if isinstance(slots, str) else slots:
-            attributes[name] = getattr(value, name, None)
+        for name, member in vars(owner).items():
+            if isinstance(member, MemberDescriptorType):  # a slot
+                attributes[name] = getattr(value, name, None)
     return [*attributes, *attributes.values()]
 
 
