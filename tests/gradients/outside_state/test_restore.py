@@ -6,6 +6,8 @@ import functools
 import importlib
 import itertools
 import sys
+from array import array
+from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
@@ -97,6 +99,13 @@ def in_a_new_context_variable() -> Largest:
     return remember
 
 
+class Countdown:
+    """A sequence of the old kind, which only has items."""
+
+    def __getitem__(self, index: int) -> float:
+        return 9.0 - index
+
+
 def advance(iterator: Any) -> Largest:
     return lambda value: max(float(next(iterator)), value)
 
@@ -111,6 +120,13 @@ def advance(iterator: Any) -> Largest:
         (in_an_iterator_of_lists, "a cycle outside of the model was advanced"),
         (largest_of_an_accumulation, "a accumulate outside of the model was advanced"),
         (lambda: advance(itertools.count(6)), "a count outside of the model was advanced"),
+        (
+            lambda: advance(iter(deque([6, 7]))),
+            "a _deque_iterator outside of the model was advanced",
+        ),
+        (lambda: advance(iter(array("d", [6, 7]))), "a arrayiterator outside of the model was"),
+        (lambda: advance(np.arange(6.0, 9.0).flat), "a flatiter outside of the model was advanced"),
+        (lambda: advance(iter(Countdown())), "a iterator outside of the model was advanced"),
         (in_a_new_context_variable, "the context variable 'largest' is set"),
     ],
 )

@@ -42,6 +42,9 @@ MODULES_OF_HOLDERS = (
     *("cachetools", "networkx", "omegaconf", "sortedcontainers"),
 )
 
+# Modules of iterators that tell their position: of lists, deques, arrays and CSV files.
+WITH_POSITION = ("builtins", "_collections", "array", "numpy", "_csv")
+
 
 @content_of.register(object)
 def _(value: Any) -> Content:
@@ -229,7 +232,7 @@ def _(file: Any) -> Content:
 def _(iterator: Iterator) -> Content:
     """Return what an iterator holds. It cannot be set back, so that advancing it is refused."""
     is_generator = isinstance(iterator, types.GeneratorType)
-    if not is_generator and type(iterator).__module__ not in ("builtins", "itertools"):
+    if not is_generator and type(iterator).__module__ not in (*WITH_POSITION, "itertools"):
         return content_of.dispatch(object)(iterator)
     parts = _parts_of_iterator(iterator)
     position = _position_of(iterator)
@@ -263,8 +266,13 @@ def _position_of(iterator: Iterator) -> Any:
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame
         return None if frame is None else frame.f_lasti  # None at its end
-    if type(iterator).__module__ == "builtins":
-        return length_hint(iterator, -1)
+    if type(iterator).__module__ in WITH_POSITION:
+        try:
+            position = iterator.__reduce__()[2:]  # after its class and what it iterates over
+        except TypeError:  # it cannot be pickled
+            position = ()
+        attributes = [getattr(iterator, name, None) for name in ("index", "line_num")]
+        return length_hint(iterator, -1), position, attributes
     if isinstance(iterator, itertools.count | itertools.repeat):
         return repr(iterator)
     with warnings.catch_warnings():
