@@ -190,6 +190,7 @@ def test_the_digest_of_a_state_covers_every_bit(make: Callable[[float], Any]) ->
     assert state_digest({"x": make(1.0)}) in digests
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_the_digest_of_a_state_covers_quantized_numbers_and_shapes_of_sparse_ones() -> None:
     states = [
         torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8),

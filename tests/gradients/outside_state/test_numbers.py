@@ -237,7 +237,9 @@ KINDS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Sparse .* tensor support", "ignore:.*nested tensors")
+@pytest.mark.filterwarnings(
+    "ignore:Sparse .* tensor support", "ignore:.*nested tensors", "ignore:torch.quantize_per_tensor"
+)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 def test_tensors_of_any_kind_are_compared(kind: Callable[[Tensor], Tensor]) -> None:
     assert numbers.are_equal(kind(STACK), kind(STACK.clone()))
