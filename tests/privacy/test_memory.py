@@ -112,17 +112,18 @@ def test_two_processes_at_once_read_whole_numbers(folder: Path) -> None:
     assert len(list(folder.iterdir())) == len(list(folder.glob("*.json"))) == 200
 
 
+def files_with(words: str) -> set[str]:
+    """Return the files of the package that contain some words."""
+    return {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if words in path.read_text(encoding="utf-8")
+    }
+
+
 def test_what_a_run_audit_or_verify_states_is_never_remembered() -> None:
-    using = {
-        path.relative_to(PACKAGE).as_posix()
-        for path in PACKAGE.rglob("*.py")
-        if "privacy.memory import" in path.read_text(encoding="utf-8")
-    }
-    recalling = {
-        path.relative_to(PACKAGE).as_posix()
-        for path in PACKAGE.rglob("*.py")
-        if "recall_claimed_epsilon" in path.read_text(encoding="utf-8")
-    }
+    using = files_with("privacy.memory import")
+    recalling = files_with("recall_claimed_epsilon")
     recalled_by = {"report/cells.py", "report/epsilon.py", "experiments/validate.py"}
     assert recalling == {"privacy/accountants.py"} | recalled_by
     shown = {f"report/{name}.py" for name in ("epsilon", "budget", "grids")}

@@ -7,7 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from queue import SimpleQueue
 from types import MethodType, SimpleNamespace
 from typing import Any
@@ -70,9 +70,9 @@ class PrivateSlot:
         self.__scale = scale
 
 
-def objects(model: Any) -> Iterator[float]:
+def objects(model: Any, kind: type = Options) -> Iterator[float]:
     """A schedule of a model's own options took effect only at its next recording."""
-    model.options = Options()
+    model.options = kind()
     for model.options.scale in (1.0, 5.0):
         yield model.options.scale
 
@@ -82,12 +82,6 @@ def slots(model: Any) -> Iterator[float]:
     model.options.options = Options()
     for model.options.options.scale in (1.0, 5.0):
         yield model.options.options.scale
-
-
-def private_slots(model: Any) -> Iterator[float]:
-    model.options = PrivateSlot()
-    for model.options.scale in (1.0, 5.0):
-        yield model.options.scale
 
 
 def sets(model: Any) -> Iterator[float]:
@@ -151,7 +145,7 @@ CHANGES: dict[str, tuple[Callable[..., Tensor], Callable[[Any], Iterator[float]]
     "a number in a dictionary": (lambda net, x: x * net.options.scales["b"], dictionaries),
     "a dataclass": (lambda net, x: x * net.options.scale, objects),
     "a slot": (lambda net, x: x * net.options.options.scale, slots),
-    "a private slot": (lambda net, x: x * net.options.scale, private_slots),
+    "a private slot": (lambda net, x: x * net.options.scale, partial(objects, kind=PrivateSlot)),
     "a set": (lambda net, x: x * max(net.options), sets),
     "a deque": (lambda net, x: x * net.options[0], queues),
     "an array": (lambda net, x: x * float(net.options[0]), arrays),
