@@ -223,7 +223,11 @@ def pieces(size: Size, records: int = 11, shares: Any = None) -> MicroBatches:
     torch.manual_seed(1)
     inputs = torch.randn(records, 3, dtype=torch.complex128)
     targets = torch.randn(records, dtype=torch.float64)
-    return MicroBatches(records, lambda cut: (inputs[cut], targets[cut]), size, shares=shares)
+
+    def read(cut: slice) -> tuple[Tensor, Tensor]:
+        return inputs[cut], targets[cut]
+
+    return MicroBatches(records, read, size, share_sizes=shares)
 
 
 def summed(algorithm: ZetaDPSGD, batches: Any) -> dict[str, Tensor]:

@@ -94,7 +94,7 @@ def test_whole_patients_are_drawn_at_the_rate(tmp_path: Path) -> None:
 
 def test_pieces_hold_whole_patients() -> None:
     def cut(size: int, *shares: int) -> list[tuple[int, ...]]:
-        batches = MicroBatches(sum(shares), lambda _: None, Size(size), shares=shares)  # type: ignore
+        batches = MicroBatches(sum(shares), lambda _: None, Size(size), share_sizes=shares)  # type: ignore
         ends = [(of.start, of.stop) for of, _ in batches.cuts()]
         assert [start for start, _ in ends[1:]] == [stop for _, stop in ends[:-1]]
         assert [stop - start for start, stop in ends] == [sum(own) for _, own in batches.cuts()]
@@ -121,7 +121,7 @@ def test_micro_batches_change_nothing_and_a_patient_moves_the_sum_by_the_bound(
         def piece(cut: slice) -> tuple[torch.Tensor, torch.Tensor]:
             return setup.data.train.batch(torch.from_numpy(indices[cut]))
 
-        batches = MicroBatches(len(indices), piece, Size(size), shares=shares)
+        batches = MicroBatches(len(indices), piece, Size(size), share_sizes=shares)
         found = sum_shares(setup.algorithm, setup.mechanism, batches, setup.device)
         return torch.cat([torch.view_as_real(sums.cdouble()).flatten() for sums in found.values()])
 
@@ -226,7 +226,7 @@ def plain(setup: Setup) -> Setup:
 def test_an_example_comes_in_so_many_views_of_its_own(setup: Setup) -> None:
     batches, divisor = setup.draw("key", 0)
     ((inputs, targets),) = batches
-    assert batches.shares == (3,) * (len(inputs) // 3)
+    assert batches.share_sizes == (3,) * (len(inputs) // 3)
     assert divisor == setup.plan.sampling.expected_batch_size
     views = inputs.unflatten(0, (-1, 3))
     assert (views[:, 0] - views[:, 1]).abs().flatten(1).amax(1).min() > 0

@@ -85,7 +85,11 @@ def pieces(count: int, size: int, shares: Shares | None = None) -> MicroBatches:
     """`count` examples in micro-batches of `size`."""
     inputs = torch.randn(count, 3, dtype=torch.complex64)
     targets = torch.zeros(count)
-    return MicroBatches(count, lambda cut: (inputs[cut], targets[cut]), Size(size), shares=shares)
+
+    def read(cut: slice) -> Batch:
+        return inputs[cut], targets[cut]
+
+    return MicroBatches(count, read, Size(size), share_sizes=shares)
 
 
 def test_dividing_in_passing_gives_the_bits_of_dividing_afterwards(tmp_path: Path) -> None:

@@ -235,27 +235,27 @@ class MicroBatches:
         read: reads the micro-batch in a slice.
         size: size of the micro-batches.
         move: reads micro-batches ahead and moves them to the device.
-        shares: number of examples in each share; None if each example is a share.
+        share_sizes: number of examples in each share; None if each example is a share.
     """
 
     num_examples: int
     read: Callable[[slice], Batch]
     size: Size
     move: Callable[[Iterator[Batch]], Iterator[Batch]] = iter
-    shares: Shares | None = None
+    share_sizes: Shares | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         return self.move(self.read(cut) for cut, _ in self.cuts())
 
     @property
-    def largest_share(self) -> int:
+    def largest_share_size(self) -> int:
         """The largest number of examples in a share."""
-        return max(self.shares or (), default=1)
+        return max(self.share_sizes or (), default=1)
 
     def shrink(self) -> bool:
         """Halve `size` until the largest micro-batch shrinks; return False if it is one share."""
         largest = max((cut.stop - cut.start for cut, _ in self.cuts()), default=0)
-        if largest <= self.largest_share:
+        if largest <= self.largest_share_size:
             return False
         self.size.halve_below(largest)
         return True
@@ -266,22 +266,22 @@ class MicroBatches:
         If each example is a share, the latter are left empty.
         """
         max_examples = self.size.examples
-        if self.shares is None:
+        if self.share_sizes is None:
             starts = range(0, self.num_examples, max_examples)
             ends = [min(start + max_examples, self.num_examples) for start in starts]
             return [(slice(start, end), ()) for start, end in zip(starts, ends, strict=True)]
         cuts: list[tuple[slice, Shares]] = []
         # The micro-batch that is being filled: its slice and its share sizes.
         start = end = 0
-        share_sizes: list[int] = []
-        for share_size in self.shares:
-            if share_sizes and end + share_size - start > max_examples:
-                cuts.append((slice(start, end), tuple(share_sizes)))
-                start, share_sizes = end, []
-            share_sizes.append(share_size)
+        sizes_in_cut: list[int] = []
+        for share_size in self.share_sizes:
+            if sizes_in_cut and end + share_size - start > max_examples:
+                cuts.append((slice(start, end), tuple(sizes_in_cut)))
+                start, sizes_in_cut = end, []
+            sizes_in_cut.append(share_size)
             end += share_size
-        if share_sizes:
-            cuts.append((slice(start, end), tuple(share_sizes)))
+        if sizes_in_cut:
+            cuts.append((slice(start, end), tuple(sizes_in_cut)))
         return cuts
 
 

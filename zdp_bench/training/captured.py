@@ -201,14 +201,15 @@ class CapturedSums:
             is_float64: see `Total`. Default: false.
             ranks: number of processes that share the batch. Default: 1.
         """
-        max_rows, shares = 2**31, None
+        max_rows, share_sizes = 2**31, None
         if isinstance(micro_batches, MicroBatches):
-            max_rows, shares = micro_batches.size.examples, micro_batches.shares
+            max_rows, share_sizes = micro_batches.size.examples, micro_batches.share_sizes
         suits = next(model.parameters()).is_cuda or not self.capture
         if torch.are_deterministic_algorithms_enabled():
             return None
-        # An iterator could not be read again for an eager sum.
-        if self.refused or not suits or isinstance(micro_batches, Iterator) or shares is not None:
+        if self.refused or not suits or share_sizes is not None:
+            return None
+        if isinstance(micro_batches, Iterator):  # could not be read again for an eager sum
             return None
         if not self.is_warm:
             self.is_warm = True

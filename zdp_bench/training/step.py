@@ -121,17 +121,17 @@ def private_step(
         raise BudgetExceeded
     algorithm, mechanism = training.algorithm, training.mechanism()
     ledger.append(step, weights_digest)  # before the sum and its noise exist
-    # If memory runs out, the sum below halves this size, which all steps of the process share.
-    size = micro_batches.size if isinstance(micro_batches, MicroBatches) else None
-    size_before = size.examples if size else None
+    # If memory runs out, the sum below halves `shared_size.examples`, for all later steps too.
+    shared_size = micro_batches.size if isinstance(micro_batches, MicroBatches) else None
+    examples_before = shared_size.examples if shared_size else None
     local_sum = _sum_local_shares(training, mechanism, micro_batches)
-    if size and ranks.any(size.examples != size_before):
+    if shared_size and ranks.any(shared_size.examples != examples_before):
         # Smaller micro-batches round differently, so no later process may repeat this step.
         ledger.revoke_starts(step)
         if is_repeat:
             # The same noise was released with another sum before. The difference of the two
             # releases would have no noise.
-            smallest_size = -ranks.max(-size.examples)
+            smallest_size = -ranks.max(-shared_size.examples)
             raise _out_of_memory_in_repeat(step, smallest_size)
     is_secure = not training.noise.repeatable  # secure noise cannot be drawn again
     if is_secure:  # its noise is added in float64; see `SecureNoise`
@@ -193,9 +193,8 @@ def _sum_local_shares(
             device = next(iter(training.parameters.values())).device
             local_sum = sum_shares(training.algorithm, mechanism, micro_batches, device)
     except Exception:
-        # A changed weight matters more than this error, and is raised in its place. It is not
-        # looked for after a KeyboardInterrupt, which may come while torch has replaced the weights
-        # in the model by other tensors: that would look like a change.
+        # If a weight was changed, raise that error instead, because it matters more. A
+        # KeyboardInterrupt is no `Exception`, and stays a KeyboardInterrupt.
         require_unchanged(training.parameters, versions)
         raise
     require_unchanged(training.parameters, versions)
@@ -207,8 +206,10 @@ def _needs_float64(micro_batches: Iterable[Batch], ranks: Ranks) -> bool:
     """Return True if all ranks together may have too many examples for float32; see `Total`.
 
     Every rank must call it. All get the same answer, from an upper bound of the number of examples.
-    False for an iterator, which cannot be counted without using it up: only a single rank may have
-    one, and `sum_shares` counts its examples while it sums.
+
+    Return False for an iterator, which cannot be counted without using it up: `sum_shares` counts
+    its examples while it sums. Pass one only if there is a single rank. Of several ranks, the
+    others would wait for its count.
     """
     if isinstance(micro_batches, Iterator):
         return False
@@ -268,7 +269,7 @@ def arguments_of_accumulate(micro_batches: Iterable[Batch]) -> Iterator[tuple[An
     They are `(batch,)` or, if several examples form a share, `(batch, share_sizes)`, where
     `share_sizes` holds the number of examples in each share of the batch.
     """
-    if isinstance(micro_batches, MicroBatches) and micro_batches.shares is not None:
+    if isinstance(micro_batches, MicroBatches) and micro_batches.share_sizes is not None:
         cuts = micro_batches.cuts()
         for batch, (_slice, share_sizes) in zip(micro_batches, cuts, strict=True):
             yield batch, share_sizes
@@ -279,11 +280,11 @@ def arguments_of_accumulate(micro_batches: Iterable[Batch]) -> Iterator[tuple[An
 
 def _out_of_memory(micro_batches: MicroBatches) -> UserError:
     """Return the error that states what did not fit: the examples of a share, or one example."""
-    largest_share = micro_batches.largest_share
-    if largest_share > 1:
+    largest_share_size = micro_batches.largest_share_size
+    if largest_share_size > 1:
         return UserError(
-            f"out of memory with the {largest_share} examples of one share at a time, which belong "
-            "to one owner or are views of one example: reduce privacy.max_examples or "
+            f"out of memory with the {largest_share_size} examples of one share at a time, which "
+            "belong to one owner or are views of one example: reduce privacy.max_examples or "
             "trainer.augmentations, or use a smaller model or smaller inputs."
         )
     return UserError(
