@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-import shutil
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -20,8 +19,15 @@ from tests.privacy.ledger_runs import MECHANISM, OTHER_MECHANISM, reopen, run_pr
 from zdp_bench.errors import UserError
 from zdp_bench.privacy import ledger as module
 from zdp_bench.privacy import ledger_lines, tally
-from zdp_bench.privacy.ledger import Ledger, LedgerError, set_aside
-from zdp_bench.privacy.ledger_lines import Entry, Head, Start, Step
+from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.ledger_files import (
+    find_ledgers,
+    has_steps,
+    is_ledger,
+    set_aside,
+    set_aside_others,
+)
+from zdp_bench.privacy.ledger_lines import Entry, Head, LedgerError, Start, Step
 from zdp_bench.privacy.mechanism import Mechanism
 
 # ------------------------------------------------------------------------------------ what it holds
@@ -83,7 +89,7 @@ def test_a_ledger_of_another_version_is_never_counted(path: Path, version: int) 
     path.write_text(
         path.read_text().replace(f'"ledger": {ledger_lines.FORMAT}', f'"ledger": {version}')
     )
-    assert module.is_ledger(path)
+    assert is_ledger(path)
     with pytest.raises(LedgerError, match="line 1: was written by another version"):
         reopen(path)
     with pytest.raises(UserError, match="another version"):
@@ -161,141 +167,7 @@ def test_secure_steps_are_never_the_same_as_those_of_another_file(path: Path) ->
     assert tally.count_releases(reversed(paths)) == 30
 
 
-def test_a_lost_secure_ledger_is_named_and_one_more_counts(path: Path) -> None:
-    aside, found = path.with_name("ledger.jsonl.1"), path.with_name("found.jsonl")
-    write(path, *range(5), repeatable=False)
-    set_aside(path)
-    write(path, *range(3), repeatable=False)
-    aside.rename(found)
-    with pytest.raises(LedgerError, match=r"line 1: states 5 releases .* is missing"):
-        reopen(path, repeatable=False)
-    module.set_aside_others(path)
-    assert reopen(path, repeatable=False).releases == 8
-    write(found, *range(7), repeatable=False)
-    module.set_aside_others(path)
-    assert reopen(path, repeatable=False).releases == 15
-
-
-def test_ledgers_whose_numbers_are_equal_all_count(path: Path) -> None:
-    for name, steps in (("ledger.jsonl.1", 5), ("ledger.jsonl.01", 7), ("ledger.jsonl.10", 2)):
-        write(path.with_name(name), *range(steps), repeatable=False)
-    names = [aside.name for aside in module.list_set_aside(path)]
-    assert names == ["ledger.jsonl.01", "ledger.jsonl.1", "ledger.jsonl.10"]
-    assert reopen(path, repeatable=False).releases == 14
-
-
-# ------------------------------------------------------------------------------------------- copies
-
-
-def without_nonce(path: Path) -> None:
-    """Make a ledger one of an older version."""
-    head, *lines = path.read_bytes().splitlines(keepends=True)
-    body = json.loads(head)
-    body.pop("nonce", None)
-    path.write_bytes(json.dumps(body, sort_keys=True).encode() + b"\n" + b"".join(lines))
-
-
-@pytest.mark.parametrize(
-    ("repeatable", "is_old", "is_copied", "releases"),
-    [
-        (True, False, True, 10),
-        (True, True, True, 10),
-        (False, False, True, 10),
-        (False, True, True, 15),  # nothing tells a copy from another attempt
-        (True, False, False, 10),  # the same releases
-        (False, False, False, 15),
-        (False, True, False, 15),
-    ],
-)
-def test_only_a_ledger_that_is_provably_a_copy_counts_as_one(
-    path: Path, repeatable: bool, is_old: bool, is_copied: bool, releases: int
-) -> None:
-    """Secure attempts list the same steps, but none of their releases is the same."""
-    other = path.with_name("other.jsonl")
-    write(path, *range(5), repeatable=repeatable)
-    if is_copied:
-        other.write_bytes(path.read_bytes())
-    else:
-        write(other, *range(5), repeatable=repeatable)
-    write(path, *range(5, 10), repeatable=repeatable)
-    if is_old:
-        without_nonce(path)
-        without_nonce(other)
-    assert tally.count_releases(module.drop_copies([path, other])) == releases
-    module.set_aside_others(path)
-    assert reopen(path, repeatable).releases == releases
-
-
-@pytest.mark.parametrize("num_other", [5, 3])
-def test_a_copy_of_a_secure_ledger_that_went_on_is_no_copy(path: Path, num_other: int) -> None:
-    """Both went on from one backup. Their lines would be the same, but not their releases."""
-    other = path.with_name("other.jsonl")
-    write(path, *range(5), repeatable=False)
-    other.write_bytes(path.read_bytes())
-    write(path, *range(5, 10), repeatable=False)
-    write(other, *range(5, 5 + num_other), repeatable=False)
-    ledgers = module.drop_copies([path, other])
-    assert tally.count_releases(ledgers) >= 5 + 5 + num_other
-    module.set_aside_others(path)
-    assert reopen(path, repeatable=False).releases >= 5 + 5 + num_other
-
-
-@pytest.mark.parametrize("repeatable", [True, False])
-@pytest.mark.parametrize("is_damaged", [True, False])
-@pytest.mark.parametrize("name", ["ledger.jsonl", "ledger.jsonl.1"])
-def test_a_ledger_that_continues_the_one_in_its_place_is_renamed_to_it_unless_it_is_damaged(
-    path: Path, name: str, is_damaged: bool, repeatable: bool
-) -> None:
-    """Such as a ledger that was put back from a backup. The lines of both counted twice."""
-    short, longer = path.with_name(name), path.with_name("longer.jsonl")
-    write(short, *range(5), repeatable=repeatable)
-    longer.write_bytes(short.read_bytes())
-    write(longer, *range(5, 8), repeatable=repeatable)
-    if is_damaged:
-        longer.write_bytes(longer.read_bytes() + b"damaged\n")
-    lines = longer.read_bytes()
-    module.set_aside_others(path)
-    assert not longer.exists()
-    releases = reopen(path, repeatable).releases
-    if is_damaged:
-        assert releases >= 9
-        assert sorted(path.parent.glob("ledger*"))[-1].read_bytes() == lines
-    else:
-        assert releases == 8
-        assert short.read_bytes() == lines
-        write(path, 8, repeatable=repeatable)
-        module.set_aside_others(path)
-        assert reopen(path, repeatable).releases == 9
-
-
-def test_a_longer_ledger_that_a_kill_cut_short_counts_once_at_every_opening(path: Path) -> None:
-    """The line that replaces its cut one made it another ledger, which counted at the second."""
-    write(path, *range(5), repeatable=False)
-    path.chmod(0o600)
-    longer = path.with_name("longer.jsonl")
-    shutil.copy(path, longer)
-    write(longer, *range(5, 9), repeatable=False)
-    longer.write_bytes(longer.read_bytes()[:-30])
-    module.set_aside_others(path)
-    assert path.stat().st_mode & 0o777 == 0o600
-    for _ in range(2):
-        module.set_aside_others(path)
-        assert reopen(path, repeatable=False).releases == 9
-
-
-def test_a_link_in_the_place_of_a_ledger_stays_and_the_longer_one_is_set_aside(path: Path) -> None:
-    """It was an error that advised to choose another file."""
-    archived = path.parent / "archive" / "ledger"
-    archived.parent.mkdir(parents=True)
-    write(path, *range(5))
-    path.rename(archived)
-    link = path.with_name("ledger.jsonl.1")
-    link.symlink_to(archived)
-    shutil.copy(archived, path.with_name("longer.jsonl"))
-    write(path.with_name("longer.jsonl"), 5, 6)
-    module.set_aside_others(path)
-    assert link.is_symlink()
-    assert reopen(path).releases == 7
+# --------------------------------------------------------------------------- nonces and generations
 
 
 def test_the_chain_of_a_secure_ledger_follows_from_its_steps_alone(path: Path) -> None:
@@ -405,14 +277,14 @@ def test_a_ledger_in_which_an_older_version_revoked_a_start_is_refused(
 ) -> None:
     """Its revoked start was continued: steps counted once, under one noise for two sums."""
     write_revoked_by_older_version(path)
-    assert module.has_steps(path)
-    assert module.is_ledger(path)
+    assert has_steps(path)
+    assert is_ledger(path)
     if is_set_aside:
         set_aside(path)
     with pytest.raises((LedgerError, UserError), match=r"line 6: was written by another version"):
         reopen(path)
     with pytest.raises(UserError, match="was written by another version"):
-        tally.count_releases(module.find_ledgers(path.parent))
+        tally.count_releases(find_ledgers(path.parent))
 
 
 @pytest.mark.parametrize("revoked_first", [True, False])
@@ -437,32 +309,12 @@ def test_the_order_of_ledgers_that_were_set_aside_hides_no_start_that_is_not_rev
     ledger.append(0)
     ledger.revoke_starts(0)
     ledger.close()
-    module.set_aside(path)
+    set_aside(path)
     generation = begin(path, "code", 0, "new")
     path.rename(path.with_name(names[1]))
     path.with_name("ledger.jsonl.1").rename(path.with_name(names[0]))
-    module.set_aside_others(path)
+    set_aside_others(path)
     assert begin(path, "code", 0, "new") == generation != ""
-
-
-@pytest.mark.parametrize(
-    ("act", "expected"),
-    [
-        (lambda ledger: None, False),
-        (lambda ledger: ledger.choose_generation("code", 0, "new"), False),
-        (lambda ledger: ledger.revoke_starts(0), False),
-        (lambda ledger: ledger.append(0), True),
-    ],
-)
-def test_only_a_step_or_damage_makes_a_ledger_one_with_steps(
-    path: Path, act: Callable[[Ledger], object], expected: bool
-) -> None:
-    ledger = Ledger(path, MECHANISM, True)
-    act(ledger)
-    ledger.close()
-    assert module.has_steps(path) == expected
-    path.write_bytes(path.read_bytes() + b"damaged\n")
-    assert module.has_steps(path)
 
 
 @pytest.mark.parametrize("step", [0, 2])
@@ -475,23 +327,6 @@ def test_no_step_is_taken_while_its_file_is_not_as_it_was_left(path: Path, step:
     for act in (lambda: ledger.append(step), ledger.close):
         with pytest.raises(UserError, match="written to by something else"):
             act()
-
-
-# ------------------------------------------------------------------------------ names of set aside
-
-
-@pytest.mark.parametrize("name", ["ledger.jsonl", "of [my] *.jsonl"])
-def test_a_copy_that_somebody_keeps_beside_a_ledger_is_none_that_was_set_aside(
-    path: Path, name: str
-) -> None:
-    path = path.with_name(name)
-    for _ in range(11):
-        run_process(path, "code", 0, "new", 5, secure=True)
-        set_aside(path)
-    for copy in (f"{name}.bak", f"{name}.1.bak", f"{name}.bak.1", "1"):
-        path.with_name(copy).write_bytes(path.with_name(f"{name}.1").read_bytes())
-    found = [aside.name for aside in module.list_set_aside(path)]
-    assert found == [f"{name}.{number}" for number in range(1, 12)]
 
 
 # ------------------------------------------------------------------------- on disk before the noise

@@ -18,8 +18,8 @@ from tests.privacy.ledger_runs import MECHANISM, reopen, write
 from zdp_bench.errors import UserError
 from zdp_bench.privacy import ledger as module
 from zdp_bench.privacy import ledger_lines, tally
-from zdp_bench.privacy.ledger import Ledger, LedgerError, find_ledgers, set_aside_others
-from zdp_bench.privacy.ledger_lines import MAX_LEDGER
+from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.ledger_lines import LedgerError
 
 
 class Disk:
@@ -232,17 +232,6 @@ def test_a_closed_ledger_counts_until_its_file_is_not_as_it_was_closed(
         path.unlink()
     with pytest.raises(UserError, match="after it was closed here"):
         ledger.sync()
-
-
-def test_the_ledger_of_another_run_that_a_link_leads_to_stays_there(path: Path) -> None:
-    other = path.parent.with_name("other") / "ledger.jsonl"
-    write(other, 0, 1)
-    path.parent.mkdir()
-    (path.parent / "best").symlink_to(other.parent)
-    assert find_ledgers(path.parent) == [path.parent / "best" / "ledger.jsonl"]
-    set_aside_others(path)
-    assert other.exists()
-    assert not [*path.parent.glob("ledger.jsonl*")]
 
 
 def test_no_step_is_taken_with_a_closed_ledger(path: Path) -> None:
@@ -461,85 +450,3 @@ def test_a_ledger_of_up_to_4_gib_is_read(path: Path, is_too_large: bool) -> None
             ledger_lines.open_ledger_file(path)
     else:
         ledger_lines.open_ledger_file(path).close()
-
-
-@pytest.mark.parametrize("fault", [PermissionError(13, "Permission denied"), OSError(5, "Fault")])
-def test_a_subfolder_that_cannot_be_listed_hides_no_ledger(
-    path: Path, monkeypatch: pytest.MonkeyPatch, fault: OSError
-) -> None:
-    write(path, 0)
-    (path.parent / "closed").mkdir()
-    list_folder = os.scandir
-
-    def scandir(folder: str) -> Any:
-        if Path(folder).name == "closed":
-            fault.filename = folder
-            raise fault
-        return list_folder(folder)
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(UserError, match=rf"closed: cannot be read \({fault.strerror}\)"):
-        find_ledgers(path.parent)
-
-
-def test_a_folder_that_is_not_there_has_no_ledgers(path: Path) -> None:
-    """Another process may have moved or deleted it."""
-    assert find_ledgers(path.parent / "moved") == []
-
-
-@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
-def test_a_ledger_with_a_second_path_is_refused(
-    path: Path, link: Callable[[Path, Path], None]
-) -> None:
-    """Another run could write to it there at the same time."""
-    write(path, 0)
-    other = path.with_name("other.jsonl")
-    link(other, path)
-    with pytest.raises(UserError, match="is a link, or has a second hard link"):
-        reopen(other)
-    other.unlink()
-    assert reopen(path).releases == 1
-
-
-def test_a_file_of_any_size_beside_a_ledger_is_no_ledger(path: Path) -> None:
-    """Such as the checkpoint of a large model."""
-    write(path, 0)
-    with open(path.with_name("checkpoint.pt"), "wb") as file:
-        file.write(b"PK")
-        file.truncate(MAX_LEDGER + 1)
-    assert find_ledgers(path.parent) == [path]
-    set_aside_others(path)
-    assert reopen(path).releases == 1
-
-
-def test_a_log_of_metrics_is_no_ledger(path: Path) -> None:
-    write(path, 0)
-    log = path.with_name("metrics.jsonl")
-    log.write_text('{"epoch": 1, "accuracy": 0.9}\n' * 50)
-    log.with_name("lost.jsonl").symlink_to("nowhere")
-    set_aside_others(path)
-    assert reopen(path).releases == 1
-    assert log.exists()
-
-
-def test_a_renamed_ledger_is_one_although_its_head_is_damaged(path: Path) -> None:
-    write(path, 0, 1, 2)
-    _, *lines = path.read_bytes().splitlines(keepends=True)
-    other = path.with_name("before.jsonl")
-    other.write_bytes(b"damage\n" + b"".join(lines))
-    path.unlink()
-    assert find_ledgers(path.parent) == [other]
-    set_aside_others(path)
-    assert reopen(path).releases >= 3
-
-
-@pytest.mark.parametrize("kind", ["folder", "pipe", "link"])
-def test_only_a_file_is_opened_to_see_if_it_is_a_ledger(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    other = tmp_path / "other"
-    write(path, 2)
-    make = {"folder": other.mkdir, "pipe": lambda: os.mkfifo(other)}
-    make.get(kind, lambda: other.symlink_to(path))()
-    monkeypatch.setattr(module, "read_head", Mock(side_effect=AssertionError("it is opened")))
-    assert not module.is_ledger(other)

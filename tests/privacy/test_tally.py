@@ -9,7 +9,9 @@ import pytest
 
 from tests.ledgers import in_a_fork, steps_in
 from tests.privacy.ledger_runs import MECHANISM, reopen, run_process, write
-from zdp_bench.privacy.ledger import Ledger, LedgerError, list_set_aside, set_aside
+from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.ledger_files import list_set_aside, set_aside
+from zdp_bench.privacy.ledger_lines import LedgerError
 from zdp_bench.privacy.tally import Tally, count_releases
 
 

@@ -19,7 +19,8 @@ from torch import nn
 
 from zdp_bench.disk import hold_lock, make_folder
 from zdp_bench.errors import UserError
-from zdp_bench.privacy.ledger import LedgerError, read_head
+from zdp_bench.privacy.ledger_files import read_head
+from zdp_bench.privacy.ledger_lines import LedgerError
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.tally import Tally
 from zdp_bench.training import checkpoint

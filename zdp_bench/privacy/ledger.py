@@ -4,8 +4,8 @@ Each STEP of the training plan makes one RELEASE, which `zdp_bench.privacy.tally
 that is repeated with the same bits makes the same release, which counts once. Each LINE of the file
 is a JSON object that states an ENTRY. The first is the head. The others are steps, states from
 which steps may be repeated (`Start`), and revocations of such states (`Revocation`). A ledger that
-is SET ASIDE is renamed to NAME.1, NAME.2 and so on, so that a new one can begin (`set_aside`). Its
-releases still count.
+is SET ASIDE is renamed to NAME.1, NAME.2 and so on, so that a new one can begin at its path
+(`zdp_bench.privacy.ledger_files`). Its releases still count.
 
 The line of a step holds the SHA-256 of the head and of all steps and revocations above it, so an
 edited, dropped or reordered one breaks the chain. The whole line is written before its step is
@@ -17,9 +17,9 @@ the last fsync was `MIN_SYNC_INTERVAL` ago or longer. In addition, the file is f
 anything that depends on the steps is saved, sent or shown (`Ledger.sync`). A power failure may lose
 the steps since the last fsync, but only together with the weights that they led to.
 
-The last line may be cut short: after a kill, because its step was not taken; after a power failure,
-because only a part of a whole line had reached the disk, and its step may have been taken. The file
-looks the same, so such a line counts as a step.
+The last line may be cut short. If a kill cut it, its step was not taken. If a power failure cut it,
+only a part of a whole line had reached the disk, and its step may have been taken. The file looks
+the same, so such a line counts as a step.
 
 A step that is repeated after a kill counts once only if it is provably the same release. To prove
 this, the ledger also records the states from which a process may start (`Start`). Starts are not
@@ -28,10 +28,11 @@ part of the chain: if one is missing, steps are counted again, never forgotten.
       bits as before, and counts once. If memory runs out, the micro-batches are halved, and the
       start is revoked (`Revocation`), because a repeat would not have the same bits.
     - Otherwise, a new GENERATION begins, which has its own key for noise and batches
-      (`Ledger.generation`). Its steps are new, independent releases. The earlier ones still count,
+      (`Tally.generation`). Its steps are new, independent releases. The earlier ones still count,
       even if their ledger was set aside.
     - With secure noise, every step that is taken is a new release. Equal lines then prove nothing,
-      so each process marks the file with a random NONCE, by which a copy is known (`_is_copy`).
+      so each process marks the file with a random NONCE. It tells a copy of the file from another
+      file with the same steps.
     - A node of a federation starts each round from the weights it receives. Each step of the round
       states their digest: only the same step of a round from the same weights is the same release.
 
@@ -44,34 +45,27 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import secrets
-import stat
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from zdp_bench import disk
 from zdp_bench.errors import UserError
+from zdp_bench.privacy.ledger_files import list_set_aside, require_single_link
 from zdp_bench.privacy.ledger_lines import (
     BEGINNING,
-    MAX_LINE,
     Entry,
     Head,
     LedgerError,
     Line,
-    OtherVersionError,
     Revocation,
     Start,
     Step,
     chain,
-    holds_line,
     make_line,
     open_ledger_file,
-    open_possible_ledger,
-    parse,
     read_ledger,
-    unreadable,
 )
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.tally import Position, ReleasedSteps, SetAsideTally, Tally
@@ -86,7 +80,8 @@ class KnownStarts:
     def __init__(self, entries: Iterable[Start | Revocation] = ()) -> None:
         # (execution digest, step, state digest) of a start -> generations that follow it
         self._generations: dict[tuple[str, int, str], list[str]] = {}
-        self._revoked: dict[str, int] = {}  # generation -> no start up to this step holds
+        # generation -> its starts at or before this step are revoked
+        self._last_revoked: dict[str, int] = {}
         for entry in entries:
             self.remember(entry)
 
@@ -100,8 +95,8 @@ class KnownStarts:
         were set aside may be in any order.
         """
         if isinstance(entry, Revocation):
-            last_step = self._revoked.get(entry.generation, entry.step)
-            self._revoked[entry.generation] = max(last_step, entry.step)
+            last_step = self._last_revoked.get(entry.generation, entry.step)
+            self._last_revoked[entry.generation] = max(last_step, entry.step)
         else:
             key = entry.execution_digest, entry.step, entry.state_digest
             self._generations.setdefault(key, []).append(entry.generation)
@@ -114,7 +109,7 @@ class KnownStarts:
         """
         generations = self._generations.get((execution_digest, step, state_digest), [])
         for generation in reversed(generations):
-            last_revoked = self._revoked.get(generation)
+            last_revoked = self._last_revoked.get(generation)
             if last_revoked is None or step > last_revoked:
                 return generation
         return None
@@ -169,21 +164,22 @@ class Ledger(Tally):
             UserError: the file is a symbolic link, or has a second hard link.
         """
         super().__init__(repeatable)
-        _require_single_link(path)
+        require_single_link(path)
         self.path, self._absolute_path = path, path.absolute()
         aside_paths = list_set_aside(path)
         # Identifies the ledgers that were set aside; "" without any.
         self._aside_digests = "".join(_digest_file(aside_path) for aside_path in aside_paths)
         self._aside_tally = SetAsideTally(aside_paths)
-        # Stated so that a later process notices if a ledger that was set aside is missing
-        # (`_require_same`). But the head is in the chain, and a run that is repeated bit for bit
-        # must end with the same digest, even beside ledgers that were set aside.
-        num_earlier = 0 if repeatable else self._aside_tally.releases
+        # The head states the number of releases in ledgers that were set aside, so that a later
+        # process notices if one of these is missing (`_require_same`). The head of a repeatable
+        # ledger states 0: it is part of the chain, and a run that is repeated bit for bit must end
+        # with the same digest, even beside such ledgers.
+        num_set_aside = 0 if repeatable else self._aside_tally.releases
         self._own_head = Head(
             mechanism.digest(),
             repeatable,
             identity,
-            earlier=num_earlier,
+            earlier=num_set_aside,
             facts=dict(facts or {}),
             nonce="" if repeatable else secrets.token_hex(16),
         )
@@ -258,7 +254,8 @@ class Ledger(Tally):
             if isinstance(line.entry, Head):
                 self._require_same(line.entry)
             self._add_entry(line.entry)
-            # If there are fewer releases than at the checkpoint, a ledger set aside is missing.
+            # If there are fewer releases here than the checkpoint states, it is not reached: a
+            # ledger that was set aside is missing.
             if (
                 checkpoint_position is not None
                 and self.digest == checkpoint_position.digest
@@ -373,14 +370,16 @@ class Ledger(Tally):
             text = f"{before}:{execution_digest}:{step}:{state_digest}"
             self.generation = hashlib.sha256(text.encode()).hexdigest()[:32]
             self.num_to_count_again = self.num_released_from(step)  # for a warning only
-        elif find_other_ledgers is not None and (other_ledgers := find_other_ledgers()):
+        else:
+            other_ledgers = find_other_ledgers() if find_other_ledgers is not None else []
             starts_elsewhere = KnownStarts(SetAsideTally(other_ledgers).starts)
             generation_elsewhere = starts_elsewhere.find_generation(*start)
             if generation_elsewhere is not None:
                 self.generation = generation_elsewhere
-            else:
+            elif other_ledgers:
                 # Random, because nothing came before it in this ledger to name it by.
                 self.generation = secrets.token_hex(16)
+            # Otherwise, nothing came before at all, and this is the first generation: "".
         self.record_start(execution_digest, step, state_digest)
 
     def record_start(self, execution_digest: str, step: int, state_digest: str) -> None:
@@ -454,6 +453,8 @@ class Ledger(Tally):
 
     def require_intact(self) -> None:
         """Remove an interrupted line. Then require the file to be as this process wrote it.
+
+        Do nothing if the file is closed: `_require_as_closed` checks it then.
 
         Raises:
             UserError: the file was moved, deleted, cut or written to by something else, so it may
@@ -531,24 +532,6 @@ class Ledger(Tally):
             )
 
 
-def _require_single_link(path: Path) -> None:
-    """Raise an error for a symbolic link, and for a file with a second hard link.
-
-    Locks are per path, so two runs could write to the same file at once.
-    """
-    if os.path.lexists(path) and _is_linked(path):
-        raise UserError(
-            f"{path}: is a link, or has a second hard link, through which another run could write "
-            "to it: give the path of the file itself, or of a copy (cp)."
-        )
-
-
-def _is_linked(path: Path) -> bool:
-    """Return True for a symbolic link, and for a file with a second hard link."""
-    status = os.lstat(path)
-    return stat.S_ISLNK(status.st_mode) or status.st_nlink > 1
-
-
 def _digest_file(path: Path) -> str:
     with open_ledger_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -566,218 +549,3 @@ def read_ending(path: Path) -> tuple[int, bytes] | None:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - ENDING_BYTES))
         return size, file.read()
-
-
-def set_aside(path: Path) -> None:
-    """If there is a ledger at `path`, rename it to `NAME.1`, or to the next free number.
-
-    A new ledger can then begin at `path`. No ledger is ever deleted.
-    """
-    if path.exists():
-        disk.rename(path, next_aside(path))
-
-
-def next_aside(path: Path) -> Path:
-    """Return the path to which `set_aside` renames the ledger at `path`."""
-    number = 1
-    while (aside := path.with_name(f"{path.name}.{number}")).exists():
-        number += 1
-    return aside
-
-
-def list_set_aside(path: Path) -> list[Path]:
-    """Return the ledgers that were `set_aside` at `path`, in the order of their numbers."""
-    pattern = re.compile(re.escape(path.name) + r"\.(\d+)")
-    if not path.parent.is_dir():
-        return []
-    numbered: list[tuple[int, str]] = []
-    for name in os.listdir(path.parent):
-        if match := pattern.fullmatch(name):
-            numbered.append((int(match[1]), name))
-    return [path.with_name(name) for _, name in sorted(numbered)]
-
-
-def is_ledger(path: Path) -> bool:
-    """Return True if a file is called ledger.jsonl or, under another name, is written like one.
-
-    Damage must not hide a ledger. So what is enough depends on the name:
-        - ledger.jsonl, or ledger.jsonl.N if set aside: the name, even of a link that leads nowhere.
-        - Another name with .jsonl: any intact line of a ledger. A log of metrics has none.
-        - Any other name: a head as the first line.
-    """
-    if re.fullmatch(r"ledger\.jsonl(\.\d+)?", path.name):
-        return not path.is_dir()
-    if re.fullmatch(r".*\.jsonl(\.\d+)?", path.name):
-        return path.exists() and not path.is_dir() and holds_line(path)
-    if path.is_symlink() or not path.is_file():
-        return False
-    try:
-        read_head(path)
-    except OtherVersionError:
-        return True
-    except LedgerError:
-        return False
-    return True
-
-
-def read_head(path: Path) -> Head:
-    """Return the first line of a ledger.
-
-    Raises:
-        LedgerError: the first line of the file is not the head of a ledger.
-    """
-    with open_possible_ledger(path) as file:
-        first_line = file.readline(MAX_LINE)
-    entry, _ = parse(first_line)
-    if not isinstance(entry, Head):
-        raise LedgerError(f"{path}, line 1: not the first line of a ledger")
-    return entry
-
-
-def find_ledgers(
-    folder: Path, ignored: Collection[str] = (), follow_links: bool = True
-) -> list[Path]:
-    """Return the ledgers in a folder and its subfolders, sorted by path.
-
-    Args:
-        folder: the folder.
-        ignored: names of files directly in `folder` that are known not to be ledgers.
-        follow_links: whether to include linked subfolders.
-
-    Raises:
-        UserError: a subfolder cannot be read.
-    """
-
-    def refuse(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):
-            raise unreadable(error)
-
-    ledgers = []
-    for subfolder, names in disk.walk(folder, refuse, follow_links=follow_links):
-        if subfolder == folder:
-            names = [name for name in names if name not in ignored]
-        ledgers += [path for path in (subfolder / name for name in names) if is_ledger(path)]
-    return sorted(ledgers)
-
-
-def drop_copies(ledgers: Sequence[Path]) -> list[Path]:
-    """Return the ledgers, sorted by path, without those that are copies of another one.
-
-    A copy may be shorter than its original, which was written to later. Of ledgers with the same
-    content, the first in `ledgers` is the original.
-    """
-    originals = _find_originals(ledgers)
-    return sorted(ledger for ledger in ledgers if ledger not in originals)
-
-
-def _find_originals(ledgers: Sequence[Path]) -> dict[Path, Path]:
-    """Return the original of each ledger that is a copy of another one, by the path of the copy."""
-    if len(ledgers) < 2:
-        return {}
-    contents = {}
-    for path in ledgers:
-        with open_ledger_file(path) as file:
-            contents[path] = file.read()
-    originals: dict[Path, Path] = {}
-    # A stable sort: of ledgers with the same content, the first stays first.
-    longest_first = sorted(ledgers, key=lambda path: len(contents[path]), reverse=True)
-    for index, path in enumerate(longest_first):
-        for other in longest_first[:index]:
-            if other not in originals and _is_copy(contents[path], contents[other]):
-                originals[path] = other
-                break
-    return originals
-
-
-def _is_copy(content: bytes, original: bytes) -> bool:
-    """Return True if a ledger is provably a copy of the beginning of another one.
-
-    In a repeatable ledger, equal lines are equal releases. In others, the lines of steps state only
-    numbers, so two runs may write the same lines for different releases. There, nonces tell them
-    apart: the head has that of the process that began the file, and each process that continues the
-    file adds its own before its first step. The heads of older versions have none, so equal lines
-    prove nothing.
-    """
-    if not content:
-        return True  # it lists no step
-    if not original.startswith(content):
-        return False
-    first_line, _, _ = content.partition(b"\n")
-    try:
-        head, _ = parse(first_line)
-    except LedgerError:
-        return False
-    return isinstance(head, Head) and (head.repeatable or bool(head.nonce))
-
-
-def set_aside_others(path: Path, identity: str = "") -> None:
-    """Make all other ledgers of a training count: set them aside beside its ledger at `path`.
-
-    Every ledger in the folder of `path` is taken to be of this training, as it may have been
-    renamed or moved there by hand. A ledger in a subfolder, where a federation's server keeps those
-    of its nodes, is of this training if its head states `identity`, or if `identity` is empty.
-
-    A copy of another ledger stays where it is, and does not count. But if the ledger at `path`, or
-    one that was set aside, is the beginning of an undamaged longer one, that one takes its place.
-
-    Args:
-        path: the training's ledger.
-        identity: identity of the ledger at `path`; see `Ledger`.
-    """
-    in_place = [ledger for ledger in [path, *list_set_aside(path)] if ledger.exists()]
-    others = []
-    for ledger in find_ledgers(path.parent, follow_links=False):  # a link may lead to another run
-        is_in_folder = ledger.parent == path.parent
-        is_own = not identity or is_in_folder or read_identity(ledger) == identity
-        if is_own and ledger not in in_place:
-            others.append(ledger)
-    # Those in place come first: of ledgers with the same content, the first is the original.
-    originals = _find_originals([*in_place, *others])
-    settled = {*originals, *_extend(in_place, others, originals)}
-    for ledger in others:
-        if ledger not in settled:
-            disk.rename(ledger, next_aside(path))
-
-
-def _extend(
-    in_place: Sequence[Path], others: Sequence[Path], originals: Mapping[Path, Path]
-) -> set[Path]:
-    """Rename longer ledgers to the names of the ledgers in place that are their beginnings.
-
-    Return the paths that they had. Damaged ones and links are left out.
-    """
-    renamed: set[Path] = set()
-    for ledger in in_place:
-        original = originals.get(ledger, ledger)
-        if original not in others or original in renamed:
-            continue
-        is_linked = ledger.is_symlink() or _is_linked(original)
-        if not is_linked and _is_undamaged(original):
-            disk.rename(original, ledger)
-            renamed.add(original)
-    return renamed
-
-
-def _is_undamaged(path: Path) -> bool:
-    try:
-        for _ in read_ledger(path):
-            pass
-    except LedgerError:
-        return False
-    return True
-
-
-def read_identity(path: Path) -> str | None:
-    """Return the identity that the head of a ledger states, or None if the head is damaged."""
-    try:
-        return read_head(path).identity
-    except LedgerError:
-        return None
-
-
-def has_steps(path: Path) -> bool:
-    """Return True if a ledger holds a step, or is damaged and may hold one."""
-    try:
-        return any(isinstance(line.entry, Step) for line in read_ledger(path))
-    except LedgerError:
-        return True

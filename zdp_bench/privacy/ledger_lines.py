@@ -115,7 +115,7 @@ class Step(_Written):
         step: number of the step, from 0.
         weights_digest: digest of the weights before the step, if the same step number may be taken
             again from other weights; otherwise "".
-        generation: generation of the noise and the batches; see `Ledger.generation`.
+        generation: generation of the noise and the batches; see `Tally.generation`.
     """
 
     fields_of_keys: ClassVar = {"step": "step", "of": "weights_digest", "generation": "generation"}

@@ -18,9 +18,8 @@ from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.config.words import write_word
 from zdp_bench.disk import hold_lock, make_folder
 from zdp_bench.errors import UserError, show_warnings, suggestion
-from zdp_bench.privacy.ledger import (
-    Ledger,
-    LedgerError,
+from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.ledger_files import (
     find_ledgers,
     has_steps,
     is_ledger,
@@ -28,6 +27,7 @@ from zdp_bench.privacy.ledger import (
     set_aside,
     set_aside_others,
 )
+from zdp_bench.privacy.ledger_lines import LedgerError
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.tally import Position, Tally
 from zdp_bench.records import Document, Record, is_named

@@ -17,7 +17,7 @@ from zdp_bench import records
 from zdp_bench.disk import walk
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.composition import Spending, SpentSteps
-from zdp_bench.privacy.ledger import drop_copies, find_ledgers, has_steps, is_ledger
+from zdp_bench.privacy.ledger_files import drop_copies, find_ledgers, has_steps, is_ledger
 from zdp_bench.privacy.ledger_lines import count_intact_steps, unreadable
 from zdp_bench.privacy.tally import count_releases
 from zdp_bench.records import Data, Record, Released

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Unfit, parse_as, read_json
-from zdp_bench.privacy.ledger import list_set_aside, read_identity
+from zdp_bench.privacy.ledger_files import list_set_aside, read_identity
 from zdp_bench.records import Data, Released
 
 FILE = "spending.json"

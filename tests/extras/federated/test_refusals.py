@@ -27,7 +27,7 @@ from zdp_bench.extras.federated.node import (
     open_site,
 )
 from zdp_bench.extras.federated.simulation import set_sender
-from zdp_bench.privacy.ledger import LedgerError
+from zdp_bench.privacy.ledger_lines import LedgerError
 
 
 def secret_folder(at: Path) -> Path:

@@ -28,7 +28,7 @@ from zdp_bench.foreign_files import (
     read_text,
     reading,
 )
-from zdp_bench.privacy.ledger import list_set_aside
+from zdp_bench.privacy.ledger_files import list_set_aside
 from zdp_bench.privacy.mechanism import MAX_COUNT
 from zdp_bench.records import NUMBER, Document
 from zdp_bench.training.spending import EXPORTED
