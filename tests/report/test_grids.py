@@ -1,5 +1,6 @@
 """Tables of our own where runs are missing; `test_tables.py` holds the committed ones."""
 
+import math
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -13,13 +14,19 @@ from zdp_bench.report import grids
 from zdp_bench.report.cells import Filling
 
 
-def filling(name: str, row: str = "Fashion-MNIST", variant: str | None = None) -> Filling:
-    return Filling(name, (), row, variant, name.ljust(64, "e"))
+def filling(
+    name: str,
+    row: str = "Fashion-MNIST",
+    variant: str | None = None,
+    target: float = 3.0,
+    seed: int = 1,
+) -> Filling:
+    digest = name.ljust(64, "e")
+    return Filling(name, (), row, variant, digest, target_epsilon=target, seed=seed)
 
 
 def run(name: str, value: float) -> dict[str, Any]:
     made: dict[str, Any] = record(name, 1, value)
-    made["config"]["privacy"] = {"target_epsilon": 3.0}
     made["privacy"] |= {"epsilon_tight": 3.0, "epsilon_of": "patient"}
     return made
 
@@ -36,9 +43,8 @@ def test_a_row_states_how_many_owners_its_private_runs_train_on(tmp_path: Path) 
     private, other = run("private", 0.8), run("other", 0.7)
     private["privacy"]["sampling"]["records"] = 1947
     other["privacy"]["sampling"]["records"] = 90
-    other["config"]["privacy"]["target_epsilon"] = 1.0
     save(tmp_path, private, other)
-    sheet = grids.build("cost", tmp_path, [filling("private"), filling("other")])
+    sheet = grids.build("cost", tmp_path, [filling("private"), filling("other", target=1.0)])
     assert sheet.rows[0][sheet.columns.index("n")] == "90 or 1,947"
     assert {line["num_units"] for line in sheet.numbers} == {"90 1947"}
     assert {line["num_seeds"] for line in sheet.numbers} == {1}
@@ -79,11 +85,10 @@ def test_an_empty_table_of_ours_names_the_command(tmp_path: Path) -> None:
         grids.build("cost", tmp_path, [filling("private")])
 
 
-def run_of_error(name: str, seed: int, value: float, target: float | None = 3.0) -> dict[str, Any]:
+def run_of_error(name: str, seed: int, value: float) -> dict[str, Any]:
     made = run(name, value)
-    made |= {"seed": seed, "run": f"{name}{seed}{target}".ljust(64, "0")}
+    made |= {"seed": seed, "run": f"{name}{seed}".ljust(64, "0")}
     made |= {"headline": {"name": "mae", "value": value}, "metrics": {"mae": value}}
-    made["config"] = {"privacy": {"target_epsilon": target}}
     return made
 
 
@@ -119,30 +124,53 @@ def test_the_share_kept_of_an_error_is_of_what_it_fell_below_the_floor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register_task(monkeypatch)
-    save(tmp_path, run_of_error("r", 1, 0.1, None), run_of_error("r", 1, 0.2))
-    lines = grids.build("cost", tmp_path, [filling("r", "Chest films")]).numbers
+    save(tmp_path, run_of_error("open", 1, 0.1), run_of_error("private", 1, 0.2))
+    fillings = [filling("open", "Chest films", target=math.inf), filling("private", "Chest films")]
+    lines = grids.build("cost", tmp_path, fillings).numbers
     assert [line["retained_gain"] for line in lines] == [0.75, 1.0]
 
 
+def save_folds(results: Path, seeds_without_hard_fold: tuple[int, ...]) -> list[Filling]:
+    """Save an easy and a hard fold of two seeds, and return the jobs."""
+    for seed in (1, 2):
+        for fold, value in (("easy", 0.9), ("hard", 0.5)):
+            if fold == "easy" or seed not in seeds_without_hard_fold:
+                save(results, run(fold, value) | {"seed": seed, "run": f"{fold}{seed}".ljust(64)})
+    return [filling("easy", "ECG"), filling("hard", "ECG")]
+
+
 @pytest.mark.parametrize(
-    ("missing", "values", "seeds"),
-    [((), "0.7 0.7", "1 2"), ((2,), "0.7", "1"), ((1, 2), "0.9 0.9", "1 2")],
+    ("missing", "values", "seeds"), [((), "0.7 0.7", "1 2"), ((2,), "0.7", "1")]
 )
 def test_a_seed_without_its_hardest_fold_is_left_out_and_named(
     tmp_path: Path, missing: tuple[int, ...], values: str, seeds: str
 ) -> None:
-    for seed in (1, 2):
-        for fold, value in (("easy", 0.9), ("hard", 0.5)):
-            if fold == "easy" or seed not in missing:
-                save(tmp_path, run(fold, value) | {"seed": seed, "run": f"{fold}{seed}".ljust(64)})
-    sheet = grids.build("cost", tmp_path, [filling("easy", "ECG"), filling("hard", "ECG")])
+    sheet = grids.build("cost", tmp_path, save_folds(tmp_path, missing))
     (line,) = sheet.numbers
     assert (line["values"], line["seeds"]) == (values, seeds)
     assert sheet.rows[0][sheet.columns.index("runs")] == str(len(line["runs"].split()))
     notes = [note for note in sheet.notes if note.startswith("Left out")]
     assert [note.rpartition(": ")[0] for note in notes] == [
         "Left out, because not all folds have finished: ECG, ε = 3"
-    ] * (len(missing) == 1)
+    ] * len(missing)
+
+
+def test_a_fold_that_every_seed_lacks_leaves_all_of_them_out(tmp_path: Path) -> None:
+    fillings = save_folds(tmp_path, (1, 2))
+    with pytest.raises(UserError, match="has no seed with all folds of table cost"):
+        grids.build("cost", tmp_path, fillings)
+    save(tmp_path, run("private", 0.8))
+    sheet = grids.build("cost", tmp_path, [filling("private"), *fillings])
+    assert [line["row"] for line in sheet.numbers] == ["Fashion-MNIST"]
+    (note,) = [note for note in sheet.notes if note.startswith("Left out")]
+    assert note.endswith("not all folds have finished: ECG, ε = 3: seed 1, 2.")
+
+
+def test_jobs_with_a_seed_each_are_repetitions_and_no_folds(tmp_path: Path) -> None:
+    save(tmp_path, run("split1", 0.9), run("split2", 0.5) | {"seed": 2})
+    fillings = [filling(f"split{seed}", "ECG", seed=seed) for seed in (1, 2, 3)]
+    (line,) = grids.build("cost", tmp_path, fillings).numbers
+    assert (line["values"], line["seeds"]) == ("0.9 0.5", "1 2")
 
 
 def test_a_variant_is_compared_over_the_seeds_that_both_have(tmp_path: Path) -> None:

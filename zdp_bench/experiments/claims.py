@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -155,7 +156,16 @@ def claims_of(
                 raise unknown(f"row of {table} in recipe '{recipe}',", row, sorted(rows))
             seconds = seconds_of(config.resolved, times or {})
             digest = experiment_digest(config)
-            filling = Filling(recipe, overrides, row, variant, digest, seconds=seconds)
+            filling = Filling(
+                recipe,
+                overrides,
+                row,
+                variant,
+                digest,
+                target_epsilon=config.privacy.target_epsilon or math.inf,
+                seed=config.seed,
+                seconds=seconds,
+            )
             claims.append(ClaimedJob(filling, composed, config))
     return claims
 

@@ -91,6 +91,8 @@ class Filling:
         digest: experiment digest of its runs.
         substitute: the data set that replaces the recipe's own, as 'NAME, OPTION=VALUE, ...'; None
             if there is none.
+        target_epsilon: target ε of its runs; ∞ if they have none.
+        seed: the job's own seed, which its runs may override. Folds of one result share it.
         seconds: time of a run, estimated from the fastest similar record; None if there is none.
     """
 
@@ -100,6 +102,8 @@ class Filling:
     variant: str | None
     digest: str
     substitute: str | None = None
+    target_epsilon: float = math.inf
+    seed: int = 0
     seconds: float | None = field(default=None, compare=False)
 
     def runs_of(self, all_records: Iterable[Record]) -> list[Record]:

@@ -51,7 +51,7 @@ class GridLine:
     Attributes:
         baseline: Score of the trivial baseline; None if the table does not show the retained gain.
         runs: The runs, one for each seed and fold, by target ε (∞: without privacy). At each target
-            ε, only the seeds with the most folds are kept (`_keep_seeds_with_most_folds`).
+            ε, only the seeds that have finished all folds are kept.
     """
 
     row: str
@@ -140,10 +140,11 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     """
     layout = papers.ours()[name]
     runs_by_line = _group_runs(fillings, records.read_all(results))
-    lines = _make_lines(layout, runs_by_line)
+    lines = _make_lines(layout, runs_by_line, fillings)
     if not lines:
+        lacks = "no seed with all folds" if runs_by_line else "no run"
         raise UserError(
-            f"{results}: has no run of table {name}. `zdp-bench reproduce {name}` makes them."
+            f"{results}: has {lacks} of table {name}. `zdp-bench reproduce {name}` makes them."
         )
     targets = sorted({target for line in lines for target in line.runs}, reverse=True)
     published = papers.published(name)
@@ -172,11 +173,8 @@ def _group_runs(
         if filling.substitute:  # not the recipe's own data set, which is all that a table shows
             continue
         for run in filling.runs_of(all_records):
-            # All private recipes of these tables set a target ε, so a run without one is not
-            # private.
-            target = float(run.get("config.privacy.target_epsilon") or math.inf)
             by_target = runs_by_line.setdefault((filling.row, filling.variant), {})
-            by_target.setdefault(target, []).append(run)
+            by_target.setdefault(filling.target_epsilon, []).append(run)
     return {
         key: {target: deduplicate(runs) for target, runs in by_target.items()}
         for key, by_target in runs_by_line.items()
@@ -184,19 +182,27 @@ def _group_runs(
 
 
 def _make_lines(
-    layout: Mapping[str, Any], runs_by_line: Mapping[LineKey, RunsByTarget]
+    layout: Mapping[str, Any],
+    runs_by_line: Mapping[LineKey, RunsByTarget],
+    fillings: Sequence[Filling],
 ) -> list[GridLine]:
-    """Return the lines in the order of the table's rows and, within each, of its variants."""
+    """Return the lines in the order of the table's rows and, within each, of its variants.
+
+    A line that has no seed with all folds is left out.
+    """
     rows = layout["rows"]
+    num_folds = _count_folds(fillings)
     lines = []
     for (row, variant), by_target in runs_by_line.items():
         baseline = None
         if layout.get("retained_gain"):
             baseline = (rows[row] or {}).get("baseline")
-        kept_runs = {
-            target: _keep_seeds_with_most_folds(all_runs) for target, all_runs in by_target.items()
-        }
-        lines.append(GridLine(row, variant, baseline, kept_runs))
+        complete_runs: RunsByTarget = {}
+        for target, all_runs in by_target.items():
+            if kept_runs := _keep_complete_seeds(all_runs, num_folds[row, variant, target]):
+                complete_runs[target] = kept_runs
+        if complete_runs:
+            lines.append(GridLine(row, variant, baseline, complete_runs))
     variants = list(layout.get("variants") or ())
 
     def sort_key(line: GridLine) -> tuple[int, int, str]:
@@ -209,14 +215,26 @@ def _make_lines(
     return sorted(lines, key=sort_key)
 
 
-def _keep_seeds_with_most_folds(runs: Sequence[Record]) -> list[Record]:
-    """Return the runs of the seeds that have finished the most folds, each of which is one run.
+def _count_folds(fillings: Sequence[Filling]) -> dict[tuple[str, str | None, float], int]:
+    """Return the number of folds of each row, variant and target ε.
+
+    Folds are jobs with one seed. Jobs with a seed each are repetitions.
+    """
+    folds: dict[tuple[str, str | None, float], dict[int, set[str]]] = {}
+    for filling in fillings:
+        if not filling.substitute:
+            cell = filling.row, filling.variant, filling.target_epsilon
+            folds.setdefault(cell, {}).setdefault(filling.seed, set()).add(filling.digest)
+    return {cell: max(map(len, by_seed.values())) for cell, by_seed in folds.items()}
+
+
+def _keep_complete_seeds(runs: Sequence[Record], num_folds: int) -> list[Record]:
+    """Return the runs of the seeds that have finished all folds, each of which is one run.
 
     The mean of another seed would mislead, because the fold that it lacks may be the hardest one.
     """
     num_runs = Counter(run.seed for run in runs)
-    num_folds = max(num_runs.values())
-    return [run for run in runs if num_runs[run.seed] == num_folds]
+    return [run for run in runs if num_runs[run.seed] >= num_folds]
 
 
 def _works_cited(
@@ -424,15 +442,15 @@ def _note_epsilon_of_one_example(lines: Sequence[GridLine]) -> list[str]:
 def _note_incomplete_seeds(
     lines: Sequence[GridLine], runs_by_line: Mapping[LineKey, RunsByTarget]
 ) -> list[str]:
-    """State which seeds the lines leave out because they lack a fold."""
+    """State which seeds the table leaves out because they lack a fold."""
+    kept_runs = {(line.row, line.variant): line.runs for line in lines}
     left_out = []
-    for line in lines:
-        all_runs = runs_by_line[line.row, line.variant]
+    for (row, variant), all_runs in runs_by_line.items():
         for target in sorted(all_runs, reverse=True):
-            kept_seeds = {run.seed for run in line.runs[target]}
-            seeds = sorted({run.seed for run in all_runs[target]} - kept_seeds)
+            kept = kept_runs.get((row, variant), {}).get(target, [])
+            seeds = sorted({run.seed for run in all_runs[target]} - {run.seed for run in kept})
             if seeds:
-                name = line.row if line.variant is None else f"{line.row}, {line.variant}"
+                name = row if variant is None else f"{row}, {variant}"
                 left_out.append(f"{name}, {_heading(target)}: seed {', '.join(map(str, seeds))}")
     if not left_out:
         return []
