@@ -37,6 +37,16 @@ from zdp_bench.training.setup import load_data
 from zdp_bench.training.spending import find_spendings
 from zdp_bench.training.spending_file import FILE
 
+
+class Killed(Silent):
+    """Stops a run at its seventh step, as a kill does."""
+
+    def stepped(self, step: int) -> None:
+        super().stepped(step)
+        if len(self.steps) == 7:
+            raise ZeroDivisionError
+
+
 UNIFORM = ["trainer=uniform", "trainer.sample_rate=null", "trainer.batch_size=140"]
 
 
@@ -420,12 +430,6 @@ def test_a_damaged_plan_is_refused_and_left_out_of_what_budget_shows(
 def test_what_a_kill_makes_a_secure_run_repeat_is_counted_before_it_continues(
     tmp_path: Path,
 ) -> None:
-    class Killed(Silent):
-        def stepped(self, step: int) -> None:
-            super().stepped(step)
-            if len(self.steps) == 7:
-                raise ZeroDivisionError
-
     words = ["privacy.secure=true", "execution.checkpoint_steps=5"]
     for kills in (1, 2):
         with pytest.raises(ZeroDivisionError):
@@ -436,6 +440,18 @@ def test_what_a_kill_makes_a_secure_run_repeat_is_counted_before_it_continues(
     assert record["privacy"]["steps"] <= found.spent.steps
     (done,), _ = find_spendings(tmp_path)
     assert done.spent.steps == record["privacy"]["steps"]
+
+
+def test_an_unfinished_secure_run_counts_at_most_what_its_max_epsilon_allows(
+    finished: Outcome, tmp_path: Path
+) -> None:
+    allowed = finished.record.privacy.steps + 3
+    max_epsilon = epsilon_at(finished.record.document, allowed)
+    words = ["privacy.secure=true", f"privacy.max_epsilon={max_epsilon}"]
+    with pytest.raises(ZeroDivisionError):
+        execute(configured(tmp_path / "secure", *words), Killed())
+    (spending,), _ = find_spendings(tmp_path / "secure")
+    assert spending.spent.steps == allowed
 
 
 def test_a_ledger_that_nothing_explains_refuses_a_total_budget(

@@ -31,7 +31,7 @@ def reserve(
     home: Path,
     start_sources: frozenset[str] = frozenset(),
     run: str | None = None,
-    is_limited: bool = False,
+    max_releases: int | None = None,
     begin: Callable[[Spending], None] = lambda this_run: None,
     keep_plan: bool = False,
 ) -> None:
@@ -48,7 +48,7 @@ def reserve(
         home: the run's folder.
         start_sources: files that the run's starting weights were trained on.
         run: digest of the run.
-        is_limited: see `Plan`.
+        max_releases: see `Plan`.
         begin: is called first, with what the run may spend. If it raises an error, nothing is
             reserved.
         keep_plan: whether to keep what an earlier process reserved for the same run.
@@ -64,7 +64,7 @@ def reserve(
 
     plan = _plan_of(config, data, mechanism, steps)
     sources = " ".join(sorted(start_sources)) or None
-    plan = replace(plan, start_sources=sources, run=run, is_limited=is_limited)
+    plan = replace(plan, start_sources=sources, run=run, max_releases=max_releases)
     with only_one_process(config.results / "runs" / ".spending"):
         this_run = spending_of(plan, home, parse_files(plan.sources))
         if config.privacy.total_budget is not None:

@@ -262,7 +262,7 @@ class CentralSteps:
             self.ledger.sync()  # because `spending.json` states the releases in it
             planned = self.planned_releases
             is_secure = setup.config.privacy.secure
-            is_limited = is_secure and setup.affordable_releases(planned + 1) == planned
+            max_releases = setup.affordable_releases(2 * planned) if is_secure else None
             reserve(
                 setup.config,
                 setup.data,
@@ -271,7 +271,7 @@ class CentralSteps:
                 self.loop.home,
                 setup.start.sources if setup.start else frozenset(),
                 run=self.loop.run,
-                is_limited=is_limited,
+                max_releases=max_releases,
             )
 
     def take(self, step: int) -> bool:

@@ -207,8 +207,8 @@ def _spending_in(home: Path, record: Record | None) -> Spending:
     run = record or read_plan(home / FILE)
     planned = spending_of(run, home, read_files(home))
     is_federation = bool(run.privacy.nodes)
-    is_limited = isinstance(run, Plan) and run.is_limited
-    steps = _count_steps(planned, is_federation, record is not None, is_limited)
+    max_releases = run.max_releases if isinstance(run, Plan) else None
+    steps = _count_steps(planned, is_federation, record is not None, max_releases)
     return replace(
         planned,
         spent=replace(planned.spent, steps=steps),
@@ -217,7 +217,7 @@ def _spending_in(home: Path, record: Record | None) -> Spending:
 
 
 def _count_steps(
-    planned: Spending, is_federation: bool, is_finished: bool, is_limited: bool
+    planned: Spending, is_federation: bool, is_finished: bool, max_releases: int | None
 ) -> int:
     """Return the steps that a run has taken or may still take.
 
@@ -225,7 +225,7 @@ def _count_steps(
         planned: the run's spending by its record or, if it has none, its `spending.json`.
         is_federation: whether each subfolder of the run has the ledgers of a node.
         is_finished: whether the run has a record.
-        is_limited: see `Plan`.
+        max_releases: see `Plan`.
     """
     home, steps = planned.home, planned.spent.steps
     if is_node(home):  # its server may request more steps than it planned
@@ -241,7 +241,10 @@ def _count_steps(
     if planned.secure and ledger.is_file():
         # Secure noise cannot be drawn again, so steps that are repeated after a kill count twice.
         taken = count_releases([ledger])
-        steps = max(steps, taken) if is_limited else steps + taken
+        allowed = steps + taken
+        if max_releases is not None:
+            allowed = min(allowed, max_releases)
+        steps = max(steps, taken, allowed)
     if not is_federation:
         steps = max(steps, _steps_of_older_nodes(home))
     return steps

@@ -43,8 +43,8 @@ class Plan:
             A file whose owner the user states is followed by a colon and the owner's number.
         start_sources: names of the files that the run's starting weights were trained on, likewise.
         run: digest of the run; None in files of older versions.
-        is_limited: whether `privacy.max_epsilon` allows no more releases than planned, however
-            often the run continues.
+        max_releases: the most releases that `privacy.max_epsilon` allows, however often the run
+            continues, or twice those planned, if it allows more; None if nothing limits them.
     """
 
     recipe: str
@@ -53,7 +53,7 @@ class Plan:
     sources: str | None = None
     start_sources: str | None = None
     run: str | None = None
-    is_limited: bool = False
+    max_releases: int | None = None
 
     def write(self, home: Path) -> None:
         """Write `spending.json` into a run's folder."""
