@@ -484,6 +484,24 @@ def test_every_listed_value_is_checked_before_the_first_trial(
     assert not list(tmp_path.rglob("record.json"))
 
 
+@pytest.mark.parametrize("epsilon", [None, 2.0])
+def test_a_trial_whose_values_fail_together_only_fails_and_spends_nothing(
+    tmp_path: Path, epsilon: float | None
+) -> None:
+    """The search ended there, also when it was called again."""
+    words = ["optimizer.momentum=0.9,0,0.5", "optimizer.nesterov=false,true"]
+    found = carry_out(tmp_path, *words, sampler="grid", trials=5, epsilon=epsilon)
+    assert [trial["state"] for trial in found["trials"]] == [*3 * ["done"], "failed", "done"]
+    failed = found["trials"][3]
+    assert failed["reason"] == (
+        "optimizer=sgd: Nesterov momentum requires a momentum and zero dampening."
+    )
+    finished = records.read_all(tmp_path)
+    assert len(finished) == found["privacy"]["runs"] == 4
+    assert found["privacy"]["epsilon_all"] == pytest.approx(together_of(finished), rel=3e-3)
+    assert carry_out(tmp_path, *words, sampler="grid", trials=5, epsilon=epsilon) == found
+
+
 def test_each_trial_names_its_run_if_representations_differ(tmp_path: Path) -> None:
     """All trials had the data of the first, so `export` did not find the others' runs."""
     words = ["recipe=quickstart", "dataset=synthetic_images", "dataset.shape=[1,16,16]"]

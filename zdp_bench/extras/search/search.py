@@ -65,6 +65,8 @@ _TRIAL: Shape = {
 }
 # Factor on a trial's `max_epsilon`, because another machine's FFT may round ε up.
 SLACK = 1 + 1e-9
+NO_TARGET = ("privacy.target_epsilon=null", "privacy.claimed_epsilon=null")
+NO_EPSILON = (*NO_TARGET, "privacy.max_epsilon=null")
 MAX_SPENT = 0.99  # fraction of a search's ε that earlier runs may have spent
 
 
@@ -206,7 +208,8 @@ class Journal:
 def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]) -> None:
     """Run the trials of a search, each with the noise that keeps the search within its ε.
 
-    A trial that failed is not repeated: with secure noise, it would spend its ε again.
+    A trial that failed is not repeated: with secure noise, it would spend its ε again. One whose
+    values do not fit together fails before it spends any.
 
     Raises:
         UserError: a trial cannot be run, or the search's ε does not allow a first one.
@@ -219,24 +222,32 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
     for number in range(1, options.trials + 1):
         proposal = study.ask(options.searched)
         overrides = options.overrides_of(proposal.params)
-        data = _data_of(options, configured(overrides), journal.data)
+        trial: Document = {"trial": number, "values": proposal.params, "noise": [], "run": ""}
         saved_trial = journal.saved_trials.get(number, {})
         is_saved = saved_trial.get("values") == proposal.params
-        if is_saved and saved_trial["state"] == "failed":
-            journal.trials.append(saved_trial)
-            print_line(_describe_trial(saved_trial, options.trials, metric))
+        if is_saved:
+            trial = dict(saved_trial)
+        if trial.get("state") not in ("failed", "done"):
+            try:
+                _require_fit(options, overrides, journal.data)
+            except UserError as error:
+                trial |= {"state": "failed", "score": None, "reason": str(error)}
+        if trial.get("state") == "failed":
+            journal.trials.append(trial)
+            print_line(_describe_trial(trial, options.trials, metric))
             study.tell(proposal, None, TrialState.FAIL)
             continue
+        data = _data_of(options, configured(overrides), journal.data)
         try:
             if is_saved:  # it keeps its noise, even if other runs have spent more since
-                noise = saved_trial["noise"]
+                noise = trial["noise"]
             else:  # a new trial, or one that another version of Optuna proposes otherwise
                 noise = _choose_noise(journal, overrides, data, earlier_runs)
                 if earlier_runs and not has_described_earlier_runs:
                     print_line(_describe_earlier_runs(options, config, earlier_runs))
                     has_described_earlier_runs = True
             overrides = [*overrides, *noise]
-            trial: Document = {"trial": number, "values": proposal.params, "noise": noise}
+            trial = {"trial": number, "values": proposal.params, "noise": noise}
             _begin_trial(journal, trial, configured(overrides), data)
         except UserError as error:
             if not journal.trials:
@@ -250,6 +261,18 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
             print_line(f"trial {number}: {trial['warning']}")
         score = trial["score"]
         study.tell(proposal, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
+
+
+def _require_fit(options: SearchOptions, overrides: Sequence[str], data: Splits) -> None:
+    """Reject values that do not fit together, although each is valid beside the first ones.
+
+    Raises:
+        UserError: no run can begin with these values.
+    """
+    if options.epsilon is not None:  # the noise is chosen later
+        overrides = [*overrides, *NO_EPSILON, "algorithm.noise_multiplier=1.0"]
+    config = configured(overrides)
+    Setup.of(config, _data_of(options, config, data), torch.device("cpu")).check_model()
 
 
 def _begin_trial(journal: Journal, trial: Document, config: Run, data: Splits) -> None:
@@ -382,11 +405,7 @@ def _describe_earlier_runs(
     )
 
 
-def create_study(
-    options: SearchOptions,
-    config: Run,
-    metric: Metric,
-) -> optuna.Study:
+def create_study(options: SearchOptions, config: Run, metric: Metric) -> optuna.Study:
     """Create Optuna's study, whose proposals are determined by the recipe's seed."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     # For a grid, any sampler will do: `ask` returns the queued combinations in order.
@@ -399,11 +418,7 @@ def create_study(
     return study
 
 
-def _describe_trial(
-    trial: Document,
-    num_trials: int,
-    metric: str,
-) -> str:
+def _describe_trial(trial: Document, num_trials: int, metric: str) -> str:
     """Return a finished trial as one line for the terminal."""
     values = " ".join(f"{key}={_short(value)}" for key, value in trial["values"].items())
     if trial["state"] == "failed":
@@ -431,11 +446,7 @@ def hold_out(options: SearchOptions, override: str) -> SearchOptions:
     return replace(options, fixed=(*options.fixed, override))
 
 
-def find_metric(
-    options: SearchOptions,
-    config: Run,
-    data: Splits,
-) -> Metric:
+def find_metric(options: SearchOptions, config: Run, data: Splits) -> Metric:
     """Return the metric on validation examples by which the best trial is chosen.
 
     Raises:
@@ -560,8 +571,7 @@ def calibrate_noise(
         UserError: the algorithm has no noise, or no noise keeps the search within its ε.
     """
     assert options.epsilon is not None
-    without_target = ["privacy.target_epsilon=null", "privacy.claimed_epsilon=null"]
-    without_epsilon = [*overrides, *without_target, "privacy.max_epsilon=null"]
+    without_epsilon = [*overrides, *NO_EPSILON]
     config = configured(without_epsilon)
     if "noise_multiplier" not in config.algorithm.options:
         raise UserError(
@@ -582,7 +592,7 @@ def calibrate_noise(
     calibrated = plan_steps(configured([*without_epsilon, noise]), data)
     mechanism = Mechanism.of_z(calibrated.z, calibrated.sampling)
     trial_epsilon = tight_epsilon(mechanism, calibrated.steps, delta)
-    return [*without_target, noise, f"privacy.max_epsilon={trial_epsilon * SLACK!r}"]
+    return [*NO_TARGET, noise, f"privacy.max_epsilon={trial_epsilon * SLACK!r}"]
 
 
 def _require_within(
