@@ -117,6 +117,16 @@ def test_deleting_the_cache_deletes_no_data_set_which_is_in_the_same_folder(root
     assert sorted(path for path in root.rglob("*") if path.is_file()) == sorted(paths)
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path, mode: int) -> None:
+    """A ledger that its owner had hidden could be read by all after a kill."""
+    path = tmp_path / "a"
+    disk.write_bytes(path, b"a")
+    path.chmod(mode)
+    disk.write_bytes(path, b"b")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"b", mode)
+
+
 def test_ctrl_c_in_a_write_leaves_no_part_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,15 +11,13 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from zdp_bench.disk import find_target
+
 log = logging.getLogger(__name__)
 _ARRAY, _NUMBER = "[0-9a-f-]{32}", "[0-9a-f]{64}"
 # Names of the files in the cache: arrays (`data.cache`), numbers (`privacy.memory`), and what a
-# killed process of this version (`disk.name_partial`) or an older one has left of either.
-_OWN_NAMES = re.compile(
-    rf"{_ARRAY}\.npy|{_NUMBER}\.json"
-    rf"|\.({_ARRAY}\.npy|{_NUMBER}\.json)\.[0-9a-f]{{16}}\.partial"
-    rf"|\.{_ARRAY}\.\d+\.npy"
-)
+# killed process of an older version has left of an array.
+_OWN_NAMES = re.compile(rf"{_ARRAY}\.npy|{_NUMBER}\.json|\.{_ARRAY}\.\d+\.npy")
 
 
 def cache_folder(kind: str) -> Path | None:
@@ -53,9 +51,18 @@ def list_files() -> dict[str, list[Path]]:
     """
     files: dict[str, list[Path]] = {}
     for folder in sorted(path for path in cache_root().glob("*") if path.is_dir()):
-        own = [path for path in folder.iterdir() if _OWN_NAMES.fullmatch(path.name)]
-        files[folder.name] = [path for path in own if path.is_file()]
+        files[folder.name] = list_own_files(folder)
     return files
+
+
+def list_own_files(folder: Path) -> list[Path]:
+    """Return the files of one kind, and what killed processes have left of any."""
+    own_files = []
+    for path in folder.iterdir():
+        target = find_target(path) or path
+        if _OWN_NAMES.fullmatch(target.name) and path.is_file():
+            own_files.append(path)
+    return own_files
 
 
 def _find_weakness(root: Path) -> str:

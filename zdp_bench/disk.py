@@ -9,6 +9,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import stat
 import sys
 import threading
@@ -42,18 +43,29 @@ def name_partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
 
 
-def is_partial(path: Path) -> bool:
-    """Return True if a path has a name that `name_partial` returns."""
-    return re.fullmatch(r"\..+\.[0-9a-f]{16}\.partial", path.name) is not None
+def find_target(path: Path) -> Path | None:
+    """Return the path for which `name_partial` returned this one; None if it did for none."""
+    match = re.fullmatch(r"\.(.+)\.[0-9a-f]{16}\.partial", path.name)
+    return path.with_name(match[1]) if match else None
+
+
+def list_partial(folder: Path) -> list[Path]:
+    """Return the partial files in a folder, which killed processes left if nobody writes there."""
+    return [path for path in folder.iterdir() if find_target(path)]
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
-    """Write a regular file atomically and durably; of two concurrent writers, one wins."""
+    """Write a regular file atomically and durably; of two concurrent writers, one wins.
+
+    A file that is replaced keeps its permissions: it may be hidden from other users.
+    """
     require_regular(path)
     make_folder(path.parent)
     partial = name_partial(path)
     try:
         with partial.open("wb") as file:
+            with suppress(FileNotFoundError):
+                shutil.copymode(path, partial)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.damage import within
+from zdp_bench import disk
 from zdp_bench.data import cache
 from zdp_bench.data.cache import A_DAY, load_or_make
 from zdp_bench.errors import UserError
@@ -24,7 +25,7 @@ def make() -> np.ndarray:
 def test_an_array_is_made_once_and_what_a_killed_process_left_goes(tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "zdp-bench" / "rows"
     folder.mkdir(parents=True)
-    old, young = folder / ".a.1.npy", folder / ".b.2.npy"
+    old, young = folder / f".{'a' * 32}.1.npy", disk.name_partial(folder / f"{'b' * 32}.npy")
     old.touch()
     young.touch()
     os.utime(old, (0, young.stat().st_mtime - A_DAY - 1))

@@ -364,12 +364,14 @@ def test_a_kill_while_a_cut_line_is_mended_loses_nothing(
 ) -> None:
     write(path, 0, 1, 2, repeatable=False)
     path.write_bytes(path.read_bytes()[:-10])
+    path.chmod(0o600)
     for name in ("fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(module.os, name, raising(SystemExit()))
             with pytest.raises(SystemExit):
                 Ledger(path, MECHANISM, repeatable=False)
     assert reopen(path, repeatable=False).releases == 3
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 # ---------------------------------------------------------------------------------- what it refuses

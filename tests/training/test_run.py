@@ -157,7 +157,7 @@ def test_files_that_a_kill_left_half_written_go_with_the_same_command(
     (home / "record.json").unlink()  # a finished run is only read
     assert not carry_out(tmp_path).found
     assert not any(path.exists() for path in left_behind)
-    csv_left_behind = tmp_path / ".records.csv.1-2.partial"
+    csv_left_behind = disk.name_partial(tmp_path / "records.csv")
     csv_left_behind.write_text("half")
     records.rebuild_csv(tmp_path)
     assert not csv_left_behind.exists()

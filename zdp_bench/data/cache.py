@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from zdp_bench.caches import cache_folder
+from zdp_bench.caches import cache_folder, list_own_files
 from zdp_bench.disk import name_partial
 from zdp_bench.errors import UserError
 
@@ -157,7 +157,8 @@ def _hash(file: BinaryIO) -> bytes:
 
 
 def _delete_left_behind(folder: Path) -> None:
-    for path in folder.glob(".*.npy*"):  # including the names of older versions
+    hidden = [path for path in list_own_files(folder) if path.name.startswith(".")]
+    for path in hidden:
         if time.time() - path.stat().st_mtime > A_DAY:
             path.unlink(missing_ok=True)
 

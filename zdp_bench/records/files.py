@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from zdp_bench.disk import hold_lock, write_bytes, write_changed
+from zdp_bench.disk import find_target, hold_lock, list_partial, write_bytes, write_changed
 from zdp_bench.errors import UserError, printable
 from zdp_bench.foreign_files import expect, read_bytes, reading
 from zdp_bench.records.index import read_all
@@ -202,8 +202,9 @@ def rebuild_csv(results: Path) -> Path:
     """
     path = results / "records.csv"
     with hold_lock(results / LOCK):
-        for partial in results.glob(f".{path.name}.*.partial"):  # of killed processes
-            partial.unlink()
+        for partial in list_partial(results):
+            if find_target(partial) == path:  # left by a killed process
+                partial.unlink()
         rows = [_row_of(record) for record in read_all(results)]
         write_changed(path, _as_csv([[*COLUMNS], *rows]))
     return path

@@ -99,7 +99,7 @@ def find_or_run(
         _replacing(home, anew=config.force) if ranks.is_first else nullcontext(),
     ):
         if ranks.is_first:
-            for partial in list(filter(disk.is_partial, home.iterdir())):
+            for partial in disk.list_partial(home):
                 partial.unlink()  # left by a killed process; nobody writes it now
         if done := find():
             _require_epochs(config, done, path)
