@@ -145,6 +145,16 @@ def test_a_loss_that_one_example_is_not_enough_for(loss: Loss, sentence: str) ->
         per_example(loss)(torch.randn(3, 1), torch.ones(3))
 
 
+def test_a_class_out_of_range_is_an_error_as_without_privacy() -> None:
+    """Its row would be all zeros under vmap, and so its loss."""
+
+    def by_one_hot(outputs: Tensor, targets: Tensor) -> Tensor:
+        return -(F.one_hot(targets, 3) * outputs.log_softmax(dim=1)).sum(dim=1)
+
+    with pytest.raises(UserError, match="Class values must be smaller than num_classes"):
+        per_example(by_one_hot)(torch.randn(3, 3), torch.tensor([0, 1, 9]))
+
+
 def test_a_loss_module_begins_anew_with_every_call() -> None:
     module, three = Frequencies(), (torch.randn(3, 1), torch.ones(3))
     loss = per_example(module)

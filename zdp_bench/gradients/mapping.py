@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import vmap
+import torch.nn.functional as F
+from torch import Tensor, vmap
 from torch._functorch.autograd_function import custom_function_call
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd.graph import disable_saved_tensors_hooks
@@ -54,11 +55,24 @@ class _Watch(TorchFunctionMode):
         is_decision = func in (torch._is_all_true, torch._is_any_true)
         if is_decision or _has_batching_rule_of_a_user(func, args):
             self.mixes_rows = True
+        if func is F.one_hot:
+            func = _one_hot
         try:
             return func(*args, **(kwargs or {}))
         except Exception:
             self.mixes_rows = True
             raise
+
+
+def _one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
+    """Do what `F.one_hot` does, whose batching rule accepts classes out of range.
+
+    No other function of torch is known that checks less for several rows than for one.
+    """
+    if num_classes < 1:
+        return F.one_hot(input, num_classes)
+    zeros = torch.zeros(*input.shape, num_classes, dtype=torch.int64, device=input.device)
+    return zeros.scatter(-1, input.unsqueeze(-1), 1)
 
 
 def _has_batching_rule_of_a_user(function: Any, args: Any) -> bool:
