@@ -16,6 +16,7 @@ from tests.modules import Made
 from zdp_bench import clipped_sum
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Engine, PerExample, per_example
+from zdp_bench.gradients.losses import require_outputs_alone
 
 BOUND, WORDS, LENGTH = 0.1, 20, 64
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -431,3 +432,47 @@ def test_a_complex_output_is_differentiated_in_a_loop() -> None:
     outputs = torch.randn(3, 4, dtype=torch.complex64, requires_grad=True)
     per_example(energy)(outputs, torch.zeros(3)).sum().backward()
     torch.testing.assert_close(outputs.grad, 2 * outputs.detach())
+
+
+def with_a_gradient_penalty(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    (slopes,) = torch.autograd.grad(losses.sum(), outputs, create_graph=True)
+    return losses + slopes.square().sum(dim=1)
+
+
+def with_a_gradient_penalty_of_its_own(outputs: Tensor, targets: Tensor) -> Tensor:
+    return with_a_gradient_penalty(outputs.requires_grad_(), targets)
+
+
+def after_an_inner_step(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Adapt a shift of the outputs first, as in meta-learning."""
+    shift = torch.zeros(3, requires_grad=True)
+    inner = F.cross_entropy(outputs + shift, targets)
+    (slope,) = torch.autograd.grad(inner, shift, create_graph=True)
+    return F.cross_entropy(outputs - 0.5 * slope, targets, reduction="none")
+
+
+@pytest.mark.parametrize("engine", ["auto", "fast", "reference"])
+@pytest.mark.parametrize(
+    "loss", [with_a_gradient_penalty, with_a_gradient_penalty_of_its_own, after_an_inner_step]
+)
+def test_a_loss_may_differentiate(loss: Loss, engine: Engine) -> None:
+    """It was refused, as one that has parameters of its own or cannot be differentiated."""
+    torch.manual_seed(0)
+    model, inputs, targets = nn.Linear(4, 3), torch.randn(3, 4), torch.tensor([0, 1, 2])
+    expected = torch.zeros(3, 4)
+    for output, x, target in zip(model(inputs).split(1), inputs, targets.split(1), strict=True):
+        leaf = output.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(leaf, target).sum(), leaf)
+        expected += gradient.T * x
+    sums = clipped_sum(model, loss, (inputs, targets), 1e3, engine=engine).sums
+    torch.testing.assert_close(sums["weight"], expected)
+    per_loss = per_example(loss)
+    assert require_outputs_alone(model, per_loss, model(inputs).detach(), targets).shape == (3,)
+
+
+def test_a_tensor_that_a_loss_would_train_is_refused() -> None:
+    scale = torch.ones(3, requires_grad=True)
+    losses = per_example(lambda o, t: with_a_gradient_penalty(o * scale, t))
+    with pytest.raises(UserError, match="the loss has parameters of its own"):
+        require_outputs_alone(nn.Linear(4, 3), losses, torch.randn(2, 3), torch.tensor([0, 1]))

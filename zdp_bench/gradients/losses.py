@@ -25,6 +25,7 @@ from zdp_bench.gradients.mapping import map_rows
 from zdp_bench.gradients.outside_state import Restore, preserve_outside_state
 from zdp_bench.gradients.parts import describe, unpack
 from zdp_bench.gradients.program import copy_apart
+from zdp_bench.gradients.program.autograd import graph_nodes
 
 
 class DomainError(UserError):
@@ -279,8 +280,13 @@ class PerExample:
         targets: Tensor,
         seed: int,
     ) -> Tensor:
-        """Return the loss [1] of a batch of one example, after seeding random numbers."""
+        """Return the loss [1] of a batch of one example, after seeding random numbers.
+
+        The loss may differentiate with respect to the outputs, also where no caller does.
+        """
         set_seed(seed)
+        if not outputs.requires_grad and (outputs.is_floating_point() or outputs.is_complex()):
+            outputs = outputs.detach().requires_grad_()
         return self.compute_one(outputs, targets)
 
     @torch.no_grad()
@@ -341,7 +347,8 @@ def require_outputs_alone(
     """Return the losses [B], which may depend on parameters only through the outputs.
 
     Raises:
-        UserError: they also depend on parameters directly.
+        UserError: they also depend on parameters directly, or on a tensor that requires a gradient
+            and stays from call to call.
     """
     with torch.enable_grad():
         losses = loss(outputs.detach(), targets)
@@ -353,6 +360,10 @@ def require_outputs_alone(
     named = zip(parameters, gradients, strict=True)
     used = [name for name, gradient in named if gradient is not None]
     if not used:
+        with torch.enable_grad():  # what a call creates, as an inner loop does, is no parameter
+            own = _leaves_of(losses).keys() & _leaves_of(loss(outputs.detach(), targets)).keys()
+        if not own:
+            return losses
         raise UserError(
             "the loss has parameters of its own, which would not be trained: make them part of the "
             "model, and let the model return what the loss compares."
@@ -363,3 +374,9 @@ def require_outputs_alone(
         "on the training examples, such as a penalty on weights, pass it to make_private as "
         "regulariser=lambda model: ...; otherwise let the model return what the loss needs."
     )
+
+
+def _leaves_of(losses: Tensor) -> dict[int, Tensor]:
+    """Return the tensors that losses can be differentiated by, by their id."""
+    nodes = [node for node in graph_nodes(losses) if type(node).__name__ == "AccumulateGrad"]
+    return {id(node.variable): node.variable for node in nodes}
