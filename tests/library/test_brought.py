@@ -66,6 +66,12 @@ def test_a_penalty_that_begins_late_is_not_dropped_either(make: Make) -> None:
         train(private)
 
 
+def differentiated_already(model: nn.Module) -> Tensor:
+    value = penalty(model)
+    value.backward()
+    return value
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_a_regularisers_gradient_is_added_after_clipping_and_noise(
     make: Make, tmp_path: Path, several: bool
@@ -90,9 +96,10 @@ def test_a_regularisers_gradient_is_added_after_clipping_and_noise(
         (lambda m: m[0].weight, "one real number that depends on the model's weights"),
         (lambda m: penalty(m) * float("nan"), "its gradient is not finite"),
         (lambda m: penalty(m) * 1j, "one real number"),
+        (differentiated_already, "must return its number and not call backward"),
     ],
 )
-def test_a_regulariser_that_would_spoil_the_weights_is_refused(
+def test_a_regulariser_that_cannot_be_used_is_refused(
     make: Make, wrong: Any, sentence: str
 ) -> None:
     with pytest.raises(UserError, match=sentence):

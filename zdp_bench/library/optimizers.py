@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, first_line, is_out_of_memory
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.training.distributed import Ranks
 
@@ -174,7 +174,15 @@ def adds_gradient(
                 "regulariser: it must return one real number that depends on the model's weights, "
                 "as in lambda model: ..."
             )
-        autograd_result = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
+        try:
+            autograd_result = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            raise UserError(
+                "regulariser: it must return its number and not call backward() itself: torch "
+                f"raises: {first_line(error)}"
+            ) from None
     gradients = []
     for parameter, gradient in zip(parameters, autograd_result, strict=True):
         gradients.append(torch.zeros_like(parameter) if gradient is None else gradient)

@@ -334,8 +334,13 @@ def _refuse_stored_terms(model: nn.Module, loss: PerExample, batch: Batch) -> No
             return None
 
     with preserve_outside_state(model, loss.loss, weights=model.parameters()) as restore:
-        with torch.enable_grad():
-            output = model(inputs).detach()
+        try:
+            with torch.enable_grad():
+                output = model(inputs).detach()
+        except RuntimeError as error:  # such as an attribute that was made in inference mode
+            raise UserError(
+                f"the model fails where a copy of it does not: torch raises: {first_line(error)}"
+            ) from None
         loss_value = compute_loss(output)
         restore()
         restored_loss = compute_loss(output)
