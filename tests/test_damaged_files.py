@@ -118,7 +118,7 @@ def read_checkpoint(place: Path) -> str:
 
 def write_start(place: Path) -> None:
     training = Earlier(str(place / "first.jsonl"), "", 1.2, SAMPLING, 30, "first")
-    starts.save(place / "first.jsonl", network(), training, [])
+    starts.save(place / "first.jsonl", network(), [], training, [])
     starts._KNOWN.clear()
 
 

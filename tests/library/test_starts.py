@@ -346,3 +346,24 @@ def test_whole_public_and_own_weights_are_not_said_to_come_in_part_from_a_traini
     train(again, most=1)
     again.report()
     assert "comes from the training" not in caplog.text
+
+
+def test_weights_that_are_frozen_or_unfrozen_late_are_those_that_were_trained(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = network()
+    model[0].requires_grad_(False)
+    first = make(model, ledger=tmp_path / "first.jsonl")
+    train(first, most=1)
+    model[0].requires_grad_(True)
+    model[2].requires_grad_(False)
+    with pytest.raises(UserError, match="was frozen, unfrozen or replaced"):
+        train(first)
+    first.report()
+    assert "changed outside private.step" not in caplog.text
+    unknown = nn.Sequential(network()[0], nn.Tanh(), nn.Linear(6, CLASSES))
+    train(make(unknown, ledger=tmp_path / "second.jsonl"), most=1)
+    assert "comes from the training" not in caplog.text
+    known = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), copy.deepcopy(model[2]).requires_grad_())
+    train(make(known, ledger=tmp_path / "third.jsonl"), most=1)
+    assert "'2.weight' comes from the training with the ledger first.jsonl" in caplog.text

@@ -406,15 +406,22 @@ class Private:
 
     def _record_versions(self) -> None:
         """Record the versions of the weights, so that `_check_weights` detects a change."""
-        self._versions: WeightVersions = record_versions(dict(self.model.named_parameters()))
+        self._versions = self._versions_now()
+
+    def _versions_now(self) -> WeightVersions:
+        """Return the versions of the weights that are trained, also if they were frozen since."""
+        parameters = dict(self.model.named_parameters())
+        names = parameters.keys() & self._checked_parameters.keys()
+        return record_versions({name: parameters[name] for name in names})
 
     def _note_weights(self) -> None:
         """Record in this process the trainings that the weights come from."""
-        starts.note_trained(self.model, [self._as_earlier(), *self._earlier])
+        trainings = [self._as_earlier(), *self._earlier]
+        starts.note_trained(self.model, self._checked_parameters, trainings)
 
     def _has_own_weights(self) -> bool:
         """Return True if the last change of the weights was a step of this training."""
-        return self._versions == record_versions(dict(self.model.named_parameters()))
+        return self._versions == self._versions_now()
 
     def _look_up_start(self) -> None:
         """Add the known earlier trainings of the weights to those known so far."""
@@ -666,7 +673,8 @@ class Private:
         )
         with explain_write_errors(self.checkpoint, "call it again"):
             checkpoint.save(self.checkpoint, state)
-            starts.save(self.journal.path, self.model, self._as_earlier(), self._earlier)
+            trained = self._checked_parameters
+            starts.save(self.journal.path, self.model, trained, self._as_earlier(), self._earlier)
 
     def _describe_built(self, scheduler: LRScheduler | None) -> dict[str, Any]:
         """Return what must be the same when resuming, but is not compared by torch."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from torch import nn
 from zdp_bench.disk import write_bytes
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Unfit, parse_as, read_json
-from zdp_bench.gradients.clipping import trainable
 from zdp_bench.library.units import PRIVATE_OWNERS
 from zdp_bench.nn.state import state_digest
 from zdp_bench.privacy.composition import SpentSteps, compose_epsilon
@@ -112,12 +111,19 @@ def note(model: nn.Module, trainings: Iterable[Earlier]) -> None:
     _KNOWN[weights_digest(model)] = frozenset(trainings)
 
 
-def note_trained(model: nn.Module, trainings: Iterable[Earlier]) -> None:
-    """Record a model's weights like `note`, and each trained parameter, for `find_in_part`."""
+def note_trained(model: nn.Module, trained: Collection[str], trainings: Iterable[Earlier]) -> None:
+    """Record a model's weights like `note`, and each trained parameter, for `find_in_part`.
+
+    Args:
+        model: The model.
+        trained: Names of the parameters that were trained, which may be frozen by now.
+        trainings: The trainings.
+    """
     known_trainings = frozenset(trainings)
     note(model, known_trainings)
-    for parameter in trainable(model).values():
-        _KNOWN_PARAMETERS[_parameter_digest(parameter)] = known_trainings
+    for name, parameter in model.named_parameters():
+        if name in trained:
+            _KNOWN_PARAMETERS[_parameter_digest(parameter)] = known_trainings
 
 
 def find_in_part(model: nn.Module) -> dict[str, Trainings]:
@@ -158,17 +164,24 @@ def exclude(trainings: Trainings, own: Earlier) -> Trainings:
     return trainings - {max(covered, key=lambda training: training.steps)}
 
 
-def save(ledger: Path, model: nn.Module, own: Earlier, earlier: Iterable[Earlier]) -> None:
+def save(
+    ledger: Path,
+    model: nn.Module,
+    trained: Collection[str],
+    own: Earlier,
+    earlier: Iterable[Earlier],
+) -> None:
     """Record the trainings in this process, and in a file beside a ledger for other processes.
 
     Args:
         ledger: Path of the ledger of the last training.
         model: The model, with its final weights.
+        trained: Names of the parameters that were trained.
         own: The last training.
         earlier: The earlier trainings that the weights come from.
     """
     trainings = [own, *earlier]
-    note_trained(model, trainings)
+    note_trained(model, trained, trainings)
     body = {
         "weights": weights_digest(model),
         "trainings": [training.as_dict() for training in trainings],

@@ -23,6 +23,7 @@ from torch import Tensor
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, is_out_of_memory, setting
 from zdp_bench.gradients import Batch
+from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, add_noise, correlate, make_release, to_float64
 from zdp_bench.privacy.tally import BudgetExceeded, Tally
@@ -179,7 +180,7 @@ def _sum_local_shares(
         WeightsChangedError: the model or the loss changed a weight.
     """
     needs_float64 = _needs_float64(micro_batches, training.ranks)
-    versions = record_versions(training.parameters)
+    versions = record_versions(trainable(training.model))
     try:
         local_sum = training.captured_sums.sum(
             training.algorithm,
@@ -195,9 +196,9 @@ def _sum_local_shares(
     except Exception:
         # If a weight was changed, raise that error instead, because it matters more. A
         # KeyboardInterrupt is no `Exception`, and stays a KeyboardInterrupt.
-        require_unchanged(training.parameters, versions)
+        require_unchanged(trainable(training.model), versions)
         raise
-    require_unchanged(training.parameters, versions)
+    require_unchanged(trainable(training.model), versions)
     # `sum_shares` goes by the examples of this rank alone, so its sum may still be in float32.
     return to_float64(local_sum) if needs_float64 else local_sum
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError
+from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.losses import set_seed
 from zdp_bench.gradients.outside_state import are_equal
 from zdp_bench.gradients.parts import map_leaves
@@ -59,14 +60,13 @@ WeightVersions = dict[str, WeightVersion]
 
 
 def record_versions(parameters: Mapping[str, nn.Parameter]) -> WeightVersions:
-    """Return the versions of the weights that require gradients, for `require_unchanged`.
+    """Return the versions of weights, for `require_unchanged`.
 
     The values are not read, so this is fast. An in-place change through `.data` is not detected.
     """
     return {
         name: WeightVersion(parameter, parameter._version, parameter.detach())
         for name, parameter in parameters.items()
-        if parameter.requires_grad
     }
 
 
@@ -102,12 +102,12 @@ def require_nothing_kept(model: nn.Module, inputs: Tensor) -> None:
     """
     # Two copies: one sees all examples, twice. The other sees fewer, in reverse order.
     twin, other_twin = copy_apart(model), copy_apart(model)
-    versions = record_versions(dict(twin.named_parameters()))
+    versions = record_versions(trainable(twin))
     fewer_inputs = map_leaves(lambda leaf: leaf.flip(0)[1:], inputs)
     state_of_fewer, _ = _run(other_twin, fewer_inputs)
     first_state, first_output = _run(twin, inputs)
     second_state, second_output = _run(twin, inputs)
-    new_versions = record_versions(dict(twin.named_parameters()))
+    new_versions = record_versions(trainable(twin))
     old_names = versions.keys() | {name for name, _ in model.named_parameters()}
     for name in new_versions:
         if name not in old_names:
