@@ -29,6 +29,7 @@ import hydra
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from omegaconf import DictConfig, OmegaConf
 
 from tests.shared_state import differences, process_settings, seed_all, shared_values
@@ -37,6 +38,12 @@ from zdp_bench.config.compose import files
 from zdp_bench.config.schema import GROUPS
 from zdp_bench.config.words import parse_words
 from zdp_bench.experiments.claims import merge_job
+
+# The same examples in every session, however slow the machine is.
+settings.register_profile(
+    "tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
 
 # Folders whose tests carry out no run.
 NO_RUNS = {"algorithms", "config", "gradients", "models", "nn", "privacy", "tasks"}

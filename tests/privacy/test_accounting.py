@@ -42,7 +42,7 @@ NAKED = Mechanism(
 
 FIFTH = Sampling("uniform", 0.2, 10, 50)
 
-random = settings(derandomize=True, deadline=None, max_examples=4)
+random = settings(max_examples=4)
 zs = st.floats(0.4, 20.0)
 rates = st.floats(1e-4, 0.5)
 counts = st.integers(1, 3000)
