@@ -128,21 +128,23 @@ class Spending:
         return self.spent.z > 0 and self.spent.sampling.scheme != "shuffled"
 
 
-def list_spent_steps(runs: Sequence[Spending], by_owner: bool) -> list[SpentSteps]:
-    """Return what each run spent on one example or, with `by_owner`, on one unit.
+def list_spent_steps(runs: Sequence[Spending], for_owner: bool) -> list[SpentSteps]:
+    """Return what each run spent on what it protects or, with `for_owner`, on one unit.
+
+    A run protects an example or, with `Spending.by_owner`, a unit.
 
     Raises:
         ValueError: The runs protect different units, or some protect a unit and others an example,
             or units of the same name that are not the same: a unit of one run may then be several
             of another.
     """
-    hidden = {run.unit if by_owner or run.by_owner else "example" for run in runs}
+    hidden = {run.unit if for_owner or run.by_owner else "example" for run in runs}
     if len(hidden) > 1:
         raise ValueError(f"runs that protect different units ({', '.join(sorted(hidden))})")
     if hidden != {"example"} and not _have_same_owners(runs):
         (unit,) = hidden
         raise ValueError(f"runs that protect different units (each {unit} has other files)")
-    if not by_owner:
+    if not for_owner:
         return [run.spent for run in runs]
     return [replace(run.spent, examples=run.shares_per_owner) for run in runs]
 

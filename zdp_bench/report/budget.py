@@ -71,8 +71,8 @@ class Line:
             noise=noise,
             runs=len(runs),
             unfinished=sum(not run.finished for run in runs),
-            epsilon=joint_epsilon(runs, by_owner=False, delta=delta),
-            epsilon_unit=joint_epsilon(runs, by_owner=True, delta=delta) if has_units else None,
+            epsilon=joint_epsilon(runs, for_owner=False, delta=delta),
+            epsilon_unit=joint_epsilon(runs, for_owner=True, delta=delta) if has_units else None,
             unit=_list(run.unit for run in runs) if has_units else None,
             records_per_unit=records_per_unit,
             delta=delta,
@@ -222,10 +222,13 @@ def _list(words: Iterable[str]) -> str:
     return ", ".join(sorted(set(words)))
 
 
-def joint_epsilon(runs: Sequence[Spending], by_owner: bool, delta: float) -> float | None:
-    """Return the joint ε of one example, or of one unit; None if it is not known."""
+def joint_epsilon(runs: Sequence[Spending], for_owner: bool, delta: float) -> float | None:
+    """Return the joint ε of what the runs protect or, with `for_owner`, of one unit.
+
+    None if it is not known.
+    """
     try:
-        spent = list_spent_steps(runs, by_owner)
+        spent = list_spent_steps(runs, for_owner)
     except ValueError:
         return None
     epsilon: float | None = call_cached(compose_if_known, spent, delta)

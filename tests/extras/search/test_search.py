@@ -26,8 +26,10 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.sweep import run_one
+from zdp_bench.extras.search import journal
 from zdp_bench.extras.search import search as module
-from zdp_bench.extras.search.search import search, sheet
+from zdp_bench.extras.search.report import sheet
+from zdp_bench.extras.search.search import search
 from zdp_bench.extras.search.space import read_search
 from zdp_bench.records import Record
 from zdp_bench.report import budget
@@ -372,61 +374,6 @@ def test_a_diverged_trial_with_secure_noise_is_not_run_again(
     assert [len(steps_in(ledger)) for ledger in ledgers] == [STEPS, STEPS]
 
 
-@pytest.mark.parametrize(
-    ("outcome", "expected"),
-    [
-        ({"state": "done", "score": 0.87654}, "validation roc_auc 0.8765"),
-        ({"state": "done", "score": None}, "validation roc_auc is not finite"),
-        ({"state": "failed", "score": None}, "diverged"),  # as earlier versions saved it
-        ({"state": "failed", "score": None, "reason": "no ε left"}, "no ε left"),
-    ],
-)
-def test_the_line_of_a_trial_states_how_it_ended(outcome: dict[str, Any], expected: str) -> None:
-    trial = {"trial": 1, "values": {"optimizer.lr": "0.1"}, **outcome}
-    line = module._describe_trial(trial, 2, "roc_auc")
-    assert line == f"trial 1 of 2: optimizer.lr=0.1: {expected}"
-
-
-def test_a_narrow_terminal_shows_the_score_and_the_searched_values() -> None:
-    values = {"algorithm.max_grad_norm": "0.5"}
-    best = {"trial": 1, "values": values, "state": "done", "score": 0.9, "run": "a" * 64}
-    record = {
-        "recipe": "quickstart",
-        "sampler": "grid",
-        "metric": "roc_auc",
-        "direction": "maximize",
-        "searched": {"algorithm.max_grad_norm": "0.5,1"},
-        "trials": [best | {"test": 0.8, "epsilon_tight": 2.0, "noise": []}],
-        "best": None,
-        "data": {"validation": 100},
-        "privacy": {"delta": 1e-5, "epsilon_all": None, "epsilon_all_unit": None, "runs": 1},
-        "ended_by": "",
-    }
-    page = sheet(record)
-    assert set(page.important) <= set(page.columns)
-    caption = str(page.as_rich(width=64).caption)
-    assert caption == "No room for state, test roc auc: use a wider terminal or --format csv."
-
-
-@pytest.mark.parametrize(
-    ("of_run", "of_owner", "epsilon_of", "expected"),
-    [
-        (2.0, None, "example", "2 for an example (δ"),
-        (2.0, 5.0, "example", "2 for an example, 5 for a patient (δ"),
-        (2.0, None, "patient", "2 for a patient (δ"),
-        (None, None, "patient", "unknown: its runs differ in sampling"),
-    ],
-)
-def test_the_epsilon_of_a_search_states_whom_it_protects(
-    of_run: float | None, of_owner: float | None, epsilon_of: str, expected: str
-) -> None:
-    privacy = {"delta": 1e-5, "epsilon_all": of_run, "epsilon_all_unit": of_owner, "runs": 3}
-    privacy |= {"epsilon_of": epsilon_of, "unit": "patient"}
-    record = {"privacy": privacy, "recipe": "r", "data": {"validation": 9}, "best": None}
-    note = module._notes(record | {"ended_by": ""})[0]
-    assert note.startswith(f"ε of the whole search: {expected}")
-
-
 @pytest.mark.parametrize("plus", ["", "+"])
 def test_a_search_goes_on_in_a_moved_results_folder(plus: str) -> None:
     words = ["recipe=quickstart", "optimizer.lr=0.1,1"]
@@ -451,18 +398,6 @@ def test_a_search_on_other_data_leaves_the_record_of_the_first(
     with pytest.raises(UserError, match=r"search\.json: is of a search on other data"):
         carry_out(tmp_path, RATES, trials=1)
     assert json.loads(next(tmp_path.glob("searches/*/search.json")).read_text()) == first
-
-
-@pytest.mark.parametrize("plus", ["", "+", "++"])
-def test_the_commands_that_a_search_prints_read_keys_with_a_plus(plus: str) -> None:
-    fixed = [f"{plus}seed=7", f"{plus}paths.results='/a b'", "trainer.epochs=1"]
-    trial = {"trial": 1, "values": {}, "run": "a" * 64, "score": 0.9, "noise": []}
-    record = {"recipe": "r", "recipe_as_typed": "recipe=r", "metric": "accuracy"}
-    record |= {"best": 1, "trials": [trial], "fixed": ["recipe=r", *fixed]}
-    _, export, repeat = module._commands(record)
-    assert export.endswith("--results '/a b'")
-    words = shlex.split(repeat.partition(": zdp-bench ")[2])
-    assert words == ["run", "-m", "recipe=r", *fixed[1:], "seed=1,2,3"]
 
 
 @pytest.mark.parametrize(
@@ -524,7 +459,7 @@ def test_why_a_search_ended_is_not_hidden_by_a_record_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
-        monkeypatch.setattr(module, "make_record", Mock(side_effect=UserError("damaged")))
+        monkeypatch.setattr(journal, "make_record", Mock(side_effect=UserError("damaged")))
         raise UserError("why it ended")
 
     monkeypatch.setattr(module, "_run_trial", fail)
@@ -537,7 +472,7 @@ def test_why_a_search_ended_is_not_hidden_by_a_record_that_cannot_be_written(
 def test_every_seed_of_a_recipe_proposes_trials(seed: int, sampler: Any) -> None:
     words = ["recipe=quickstart", "optimizer.lr=0.1,1", f"seed={seed}"]
     options = read_search(words, sampler, trials=2)
-    study = module.create_study(options, configured(options.first_overrides()), ACCURACY)
+    study = module.create_study(options, configured(options.overrides_of_first_values()), ACCURACY)
     assert study.ask(options.searched).params["optimizer.lr"] in ("0.1", "1")
 
 
@@ -623,30 +558,3 @@ def test_a_data_set_without_validation_examples_can_be_searched(
     (record,) = records.read_all(tmp_path)
     assert f"Chosen on {record.data.validation} validation examples, which no ε" in out
     assert len((tmp_path / "records.csv").read_text().splitlines()) == 2
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda record: [],
-        lambda record: record | {"trials": 3},
-        lambda record: record | {"trials": [7]},
-        lambda record: record | {"trials": [record["trials"][0] | {"noise": 3}]},
-        lambda record: record | {"trials": [record["trials"][0] | {"run": None}]},
-        lambda record: record | {"trials": [record["trials"][0] | {"state": None}]},
-        lambda record: record | {"trials": [record["trials"][0] | {"score": "0.5"}]},
-        lambda record: {},
-    ],
-)
-def test_a_damaged_record_of_a_search_is_one_sentence(
-    tmp_path: Path, change: Callable[[Any], Any]
-) -> None:
-    path = tmp_path / "search.json"
-    trial = {"trial": 1, "values": {}, "noise": [], "run": "a" * 64, "state": "done"}
-    trial |= {"score": 0.5}
-    record = {"trials": [trial], "data": {"digest": "d"}}
-    path.write_text(json.dumps(record))
-    assert module._read_trials(path, "d") == {1: trial}
-    path.write_text(json.dumps(change(record)))
-    with pytest.raises(UserError, match=r"search\.json: is damaged at .*Delete it, and search"):
-        module._read_trials(path, "d")

@@ -38,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from zdp_bench.extras.search.search import search, sheet
+    from zdp_bench.extras.search.report import sheet
+    from zdp_bench.extras.search.search import search
     from zdp_bench.extras.search.space import read_search
 
     search_options = read_search(

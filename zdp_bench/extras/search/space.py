@@ -91,7 +91,7 @@ class SearchOptions:
             overrides.append(f"{key}={text}")
         return overrides
 
-    def first_overrides(self) -> list[str]:
+    def overrides_of_first_values(self) -> list[str]:
         """Return the overrides of the trial with the first value of each searched key."""
         return self.overrides_of(self._first_values())
 
