@@ -74,7 +74,7 @@ def load(
         instead = "create the network whose weights the folder has"
         raise wrong_type("model", model, "a torch.nn module", instead)
     weights_of_folder = files.read_weights(folder / files.WEIGHTS)
-    _require_same_field(folder, model, weights_of_folder)
+    _require_can_hold(folder, model, weights_of_folder)
     try:
         model.load_state_dict(weights_of_folder)
     except RuntimeError as error:
@@ -87,10 +87,10 @@ def load(
     return model.eval()
 
 
-def _require_same_field(folder: Path, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Reject a model without memory, and one that is real where the weights are complex.
+def _require_can_hold(folder: Path, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Reject a model that cannot hold the weights: torch would load it without an error.
 
-    torch would drop the imaginary parts.
+    It would drop the weights of a model without memory, and imaginary parts in a real one.
     """
     for name, own in model.state_dict().items():
         if not isinstance(own, Tensor):
