@@ -353,6 +353,7 @@ TEN_CLASSES = {"data": record()["data"] | {"example": {"outputs": 10}}}
         ("nmse", 0.5, {"metrics": {"zero_filled_nmse": 0.505}}, False),
         ("nmse", 0.4, {"metrics": {"zero_filled_nmse": 0.505}}, True),
         ("perplexity", 0.0, {}, True),  # of which no guess is known
+        ("perplexity", math.nan, {}, False),
     ],
 )
 def test_a_run_did_not_learn_if_it_warns_or_is_no_better_than_guessing(

@@ -1,5 +1,6 @@
 """A task of another package, whose metric is an error: it is judged in the metric's direction."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 from tests.tasks.plugin import MAE, WORDS, DigitByNumber, register_task
 from tests.training.test_run import carry_out
 from zdp_bench.errors import UserError
-from zdp_bench.tasks.metric import ACCURACY, DICE, NMSE, PSNR, Metric, describe
+from zdp_bench.tasks.metric import ACCURACY, DICE, NMSE, PSNR, ROC_AUC, Metric, describe
 from zdp_bench.training.evaluation import doubt
 
 
@@ -42,6 +43,10 @@ def test_a_model_with_a_small_error_has_learnt(
         (DICE, 0.0, None, True),
         (DICE, 0.01, None, True),
         (DICE, 0.02, None, False),
+        (ROC_AUC, math.nan, math.nan, True),
+        (DICE, math.nan, None, True),
+        (PSNR, math.nan, None, True),
+        (PSNR, 30.0, math.nan, False),
     ],
 )
 def test_a_metric_is_held_against_chance_in_its_direction_and_size(

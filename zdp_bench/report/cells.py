@@ -299,9 +299,8 @@ def did_not_learn(run: Record) -> bool:
     metric = describe(run.headline.name)
     guess = guess_of(run, metric)
     if guess is None:
-        return False
-    # With `not … >`, a NaN counts as nothing learnt.
-    return not metric.gain(run.headline.value, guess) > metric.point(guess)
+        guess = math.nan
+    return not metric.is_above(run.headline.value, guess, metric.point(guess))
 
 
 def guess_of(run: Record, metric: Metric) -> float | None:

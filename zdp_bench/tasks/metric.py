@@ -66,6 +66,13 @@ class Metric:
         """Return by how much `value` is better than `baseline`; negative if it is worse."""
         return baseline - value if self.less_is_better else value - baseline
 
+    def is_above(self, value: float, guess: float, margin: float) -> bool:
+        """Return True if a value is better than a guess by more than a margin.
+
+        NaN is above nothing, and any other value is above a guess of NaN.
+        """
+        return not (math.isnan(value) or self.gain(value, guess) <= margin)
+
     def point(self, number: float) -> float:
         """Return the size of a point: 0.01 for a metric between 0 and 1, else 2 % of the number."""
         return 0.01 if self.is_fraction else 0.02 * abs(number)

@@ -296,12 +296,14 @@ def doubt(
     if chance is not None:
         # By chance, a share varies by about 1/√count, and other metrics by that part of it.
         size = 1.0 if headline.is_fraction else abs(chance)
-        if headline.gain(value, chance) <= size * count**-0.5:
+        if not headline.is_above(value, chance, size * count**-0.5):
             reason = f"test {headline.name} is {value:.4f}, and {chance:.4f} with shuffled labels"
     elif headline.guess is not None:
         guess = headline.guess
-        if headline.gain(value, guess) <= headline.point(guess):
+        if not headline.is_above(value, guess, headline.point(guess)):
             reason = f"test {headline.name} is {value:.4f}, and {guess:.4f} with a constant answer"
+    if math.isnan(value):
+        reason = f"test {headline.name} is not a number"
     if loss > GROWTH * start > 0:
         reason = f"training diverged, the test loss rose from {start:.3g} to {loss:.3g}"
     if rate == 0:
