@@ -347,10 +347,12 @@ def test_the_command_writes_the_file_asked_for_or_all_formats(
     ("words", "says"),
     [
         (["--runs"], "needs PAPER/figN, or --runs"),
-        (["epsilon", "--x", "seed", "--y", "accuracy"], "needs PAPER/figN, or --runs"),
+        (["--x", "seed", "--y", "accuracy"], "needs PAPER/figN, or --runs"),
         (["--runs", "--x", "seed", "--y", "accuracy", "--out", "a.bmp"], "must end with one of"),
-        (["epsilon", "--out", "a.png"], "--out and --by need --runs"),
-        (["epsilon", "--by", "seed"], "--out and --by need --runs"),
+        (["epsilon", "--out", "a.png"], "--x, --y, --by and --out need --runs"),
+        (["epsilon", "--by", "seed"], "--x, --y, --by and --out need --runs"),
+        (["epsilon", "--x", "seed"], "--x, --y, --by and --out need --runs"),
+        (["epsilon", "--y", "accuracy"], "--x, --y, --by and --out need --runs"),
     ],
 )
 def test_words_that_do_not_fit_together_are_one_sentence(

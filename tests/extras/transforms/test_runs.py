@@ -313,6 +313,8 @@ def test_no_path_of_a_stranger_s_record_is_opened(tmp_path: Path) -> None:
     (tmp_path / "w.pth").rename(copy)
     with pytest.raises(UserError, match="weights or the version"):
         find_representation(tmp_path, config, record, copy)
+    with pytest.raises(UserError, match=r"not trained on .* leave .*copy\.pth out\.$"):
+        find_representation(tmp_path, replace(config, representation=None), {}, copy)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,11 @@ def run(options: argparse.Namespace) -> int:
     if options.format != "rich" and options.action != "show":
         raise UserError(f"--format {options.format}: only `zdp-bench data show` prints a table.")
     if options.action == "cache":
+        if options.root:
+            raise UserError(
+                f"--root {options.root}: the cache is in the user's cache folder; set "
+                "XDG_CACHE_HOME to use another one."
+            )
         if options.dataset:
             raise UserError(
                 f"zdp-bench data cache {options.dataset}: all data sets share the cache, so leave "
@@ -69,6 +74,11 @@ def run(options: argparse.Namespace) -> int:
             "else of `zdp-bench data` does."
         )
     if options.action == "check" and options.dataset and is_own:
+        if options.root:
+            raise UserError(
+                f"--root {options.root}: {path} is your own data, which is read from that path; "
+                "leave --root out."
+            )
         own_data = lookup("dataset", "folder")(path=str(path))
         return _print_problems(str(path), own_data.check_files(root))
     if options.action == "check" and options.dataset in others:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from zdp_bench.cli.arguments import add_format, add_results, print_sheet
+from zdp_bench.cli.arguments import RESULTS, add_format, add_results, print_sheet
 from zdp_bench.errors import UserError
 
 GROUP = "understand"
@@ -14,7 +14,11 @@ HELP = "compute ε from a few numbers, or list every ε of the papers"
 SETTING = (
     *("sample_rate", "batch_size", "examples", "steps", "epochs"),
     "examples_per_patient",
+    "delta",
+    "sampling",
 )
+# Set here, so that an option that is given without numbers is noticed.
+DEFAULTS = {"delta": 1e-5, "sampling": "poisson"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,11 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ),
     ):
         group.add_argument(f"--{option}", metavar=metavar, type=kind, help=text)
-    parser.add_argument("--delta", metavar="δ", type=float, default=1e-5, help="default 1e-5")
+    parser.add_argument("--delta", metavar="δ", type=float, help="default 1e-5")
     parser.add_argument(
         "--sampling",
         choices=["poisson", "uniform", "full"],
-        default="poisson",
         help="default poisson; uniform draws fixed-size batches",
     )
     parser.add_argument(
@@ -53,8 +56,16 @@ def run(options: argparse.Namespace) -> int:
         return _print_papers(options)
     from zdp_bench.report import epsilon
 
-    names = (*SETTING, "delta", "sampling")
-    training = epsilon.read_training(**{name: getattr(options, name) for name in names})
+    if options.write or options.results != RESULTS:
+        raise UserError(
+            "--write and --results are for the papers' ε: leave them out with --sigma or "
+            "--target-epsilon."
+        )
+    setting = {name: getattr(options, name) for name in SETTING}
+    for name, default in DEFAULTS.items():
+        if setting[name] is None:
+            setting[name] = default
+    training = epsilon.read_training(**setting)
     sheet = epsilon.answer(training, options.sigma, options.target_epsilon)
     print_sheet(sheet, options.format)
     return 0
@@ -67,6 +78,8 @@ def _print_papers(options: argparse.Namespace) -> int:
 
     if options.write:
         require_writable(options.results)
+    elif options.results != RESULTS:
+        raise UserError(f"--results {options.results}: needs --write, which writes there.")
     for name in SETTING:
         if getattr(options, name) is not None:
             raise UserError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 
 from zdp_bench.cli.arguments import add_format, add_results, print_sheet, require_records
+from zdp_bench.errors import UserError
 
 GROUP = "understand"
 HELP = "show your runs as a table"
@@ -32,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.report import results
 
+    if options.descending and not options.sort:
+        raise UserError("--descending needs --sort COLUMN: without it, the newest run comes first.")
     require_records(options.results)
     sheet = results.sheet(
         options.results,

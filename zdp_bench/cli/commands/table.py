@@ -38,6 +38,11 @@ def run(options: argparse.Namespace) -> int:
         if options.write:
             write_sheet(sheet, options.table, options.results)
     elif options.write:
+        if options.format != "rich":
+            raise UserError(
+                f"--format {options.format}: all tables are written, not printed. Name one with "
+                "PAPER/N, or leave --format out."
+            )
         write_tables(options.results)
     else:
         raise UserError("`zdp-bench table` needs PAPER/N, or --write alone for all tables.")

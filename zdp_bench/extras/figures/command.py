@@ -48,10 +48,11 @@ def run(options: argparse.Namespace) -> int:
     draws_runs = options.runs is not None
     has_figures = bool(options.figures)
     has_axes = bool(options.x and options.y)
-    if not draws_runs and (options.out is not None or options.by):
+    runs_options = (options.out, options.by, options.x, options.y)
+    if has_figures and not draws_runs and any(runs_options):
         raise UserError(
-            "--out and --by need --runs: the figure of a paper or table is written to the results "
-            "folder's figures, with its own colours."
+            "--x, --y, --by and --out need --runs: the figure of a paper or table is written to "
+            "the results folder's figures, with its own axes and colours."
         )
     if draws_runs == has_figures or draws_runs != has_axes:
         raise UserError(

@@ -122,13 +122,19 @@ def find_representation(
         weights: the file to use in place of the path in the record; see `load`.
 
     Raises:
-        UserError: `weights` is missing, or the representation differs from the run's.
+        UserError: `weights` is missing or not needed, or the representation differs from the run's.
     """
     chosen = config.representation
+    needs_file = chosen and chosen.options.get("weights", NO_FILE[0]) not in NO_FILE
+    if weights is not None and not needs_file:
+        raise UserError(
+            f"{folder / files.RECORD}: its model was not trained on the outputs of a network with "
+            f"weights from a file: leave {weights} out."
+        )
     if chosen is None:
         return None
     recorded = record.get("representation") or {}
-    if chosen.options.get("weights", NO_FILE[0]) not in NO_FILE:
+    if needs_file:
         if weights is None:
             raise UserError(
                 f"{folder / files.RECORD}: its model was trained on the outputs of a public "
