@@ -12,6 +12,7 @@ import re
 import resource
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +50,30 @@ def leave(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert said.startswith("zdp-bench: ")
     assert said.count("\n") == 1
     return said
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["zdp_bench.cli", "zdp_bench.cli.parser", "zdp_bench.training.interrupts", "rich.table"],
+)
+def test_ctrl_c_while_a_command_begins_prints_no_traceback(module: str) -> None:
+    """It did in the first third of a second, before the command was known."""
+    interrupt = (
+        "import importlib.abc, os, runpy, signal, sys\n"
+        "class Interrupting(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "sys.argv[1:] = ['list', 'tasks']\n"
+        "runpy.run_module('zdp_bench', run_name='__main__')"
+    )
+    ended = python("-c", interrupt, leaves=130)
+    assert (ended.stdout, ended.stderr) == ("", "zdp-bench: interrupted.\n")
+
+
+def test_the_installed_command_is_that_which_ends_quietly() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"zdp-bench": "zdp_bench.__main__:main"}
 
 
 def test_ctrl_c_while_a_command_ends_prints_no_traceback() -> None:
@@ -157,6 +182,16 @@ MISTAKES = [
     ("data show mnist --delete", "--delete: only `zdp-bench data cache` deletes"),
     ("data cache --format json", "--format json: only `zdp-bench data show`"),
     ("data check recipe=quickstart --format json", "--format json: only `zdp-bench data show`"),
+    ("data cache --root data", "--root data: the cache is in the user's cache folder"),
+    ("data check ./docs --root data", "--root data: docs is your own data"),
+    ("epsilon --delta 1e-6", "--delta alone is not enough: add --sigma"),
+    ("epsilon --sampling full", "--sampling alone is not enough: add --sigma"),
+    ("epsilon --results out", "--results out: needs --write"),
+    ("epsilon --sigma 1 --sample-rate 0.1 --steps 9 --write", "are for the papers' ε"),
+    ("epsilon --sigma 1 --sample-rate 0.1 --steps 9 --results out", "are for the papers' ε"),
+    ("table --write --format json", "--format json: all tables are written, not printed"),
+    ("results --descending", "--descending needs --sort COLUMN"),
+    ("results --by seed --descending", "--descending needs --sort COLUMN"),
     ("new recipe true", "recipe=true would be read as a value"),
     ("new dataset nan", "dataset=nan would be read as a value"),
     ("results paths.results=a", "write --results a"),

@@ -1,6 +1,23 @@
-"""`python -m zdp_bench` is `zdp-bench`."""
+"""`zdp-bench`, and `python -m zdp_bench`: run the command line.
 
-from zdp_bench.cli import main
+Ctrl-C ends it with one line also while its modules are imported, which takes a moment.
+"""
+
+import signal
+import sys
+
+
+def main() -> None:
+    """Run the command line of this process, and exit."""
+    try:
+        from zdp_bench.cli import main as run_command
+
+        run_command()
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process only has to end
+        print("zdp-bench: interrupted.", file=sys.stderr)
+        raise SystemExit(130) from None
+
 
 if __name__ == "__main__":
     main()
