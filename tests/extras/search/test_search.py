@@ -296,6 +296,32 @@ def test_a_search_that_is_stopped_as_it_continues_still_lists_every_trial(
     assert again["privacy"]["epsilon_all"] == found["privacy"]["epsilon_all"]
 
 
+def run_another(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_one([*WHOLE, "algorithm.noise_multiplier=4.0", f"paths.results={results}"])
+
+
+@pytest.mark.parametrize("act", [propose_otherwise, run_another])
+def test_new_trials_share_what_the_saved_ones_and_other_runs_have_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[..., None]
+) -> None:
+    """The last one was never run: its noise ignored replaced trials, or that others had less."""
+    run_trial = module._run_trial
+
+    def run_only_first(*arguments: Any) -> Any:
+        if records.read_all(tmp_path):
+            raise KeyboardInterrupt
+        return run_trial(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_run_trial", run_only_first)
+        with pytest.raises(KeyboardInterrupt):
+            carry_out(tmp_path, RATES, epsilon=3.0, trials=3, sampler="random")
+    act(tmp_path, monkeypatch)
+    found = carry_out(tmp_path, RATES, epsilon=3.0, trials=3, sampler="random")
+    assert [trial["state"] for trial in found["trials"]] == ["done"] * 3
+    assert 2.99 < found["privacy"]["epsilon_all"] <= 3.0
+
+
 def test_a_trial_that_is_resumed_keeps_what_it_reserved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

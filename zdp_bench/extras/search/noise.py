@@ -7,12 +7,13 @@ same, so it is checked once more, while no other process can begin a run (`requi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
-from zdp_bench import records
 from zdp_bench.config import configured
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
@@ -21,10 +22,15 @@ from zdp_bench.extras.search.journal import Journal
 from zdp_bench.extras.search.space import SearchOptions
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate_beside
-from zdp_bench.privacy.composition import Spending, SpentSteps, compose_epsilon, list_spent_steps
+from zdp_bench.privacy.composition import (
+    ROUNDING,
+    Spending,
+    SpentSteps,
+    compose_epsilon,
+    list_spent_steps,
+)
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
-from zdp_bench.records import Document
 from zdp_bench.training.setup import Setup
 from zdp_bench.training.spending import read_spendings_of_recipe
 
@@ -34,29 +40,6 @@ SLACK = 1 + 1e-9
 NO_TARGET = ("privacy.target_epsilon=null", "privacy.claimed_epsilon=null")
 NO_EPSILON = (*NO_TARGET, "privacy.max_epsilon=null")
 AT_MULTIPLIER_1 = (*NO_EPSILON, "algorithm.noise_multiplier=1.0")
-
-
-def find_earlier_runs(
-    options: SearchOptions, config: Run, data: Splits, saved_trials: Mapping[int, Document]
-) -> list[Spending]:
-    """Return the spendings of the recipe's runs on this data set that are not trials of the search.
-
-    Without `options.epsilon`, the search does not depend on them, and the list is empty.
-
-    Args:
-        options: the search.
-        config: the configuration of one possible trial. Only what all trials share is read from it.
-        data: the data set.
-        saved_trials: the trials in the search's record, by number.
-    """
-    if options.epsilon is None:
-        return []
-    trial_homes = {
-        records.folder(config.results, config.recipe, trial["run"])
-        for trial in saved_trials.values()
-    }
-    runs = read_spendings_of_recipe(config, data)
-    return [run for run in runs if run.home not in trial_homes]
 
 
 def describe_earlier_runs(
@@ -76,18 +59,22 @@ def choose_noise(
     overrides: Sequence[str],
     data: Splits,
     earlier_runs: Sequence[Spending],
+    trial_homes: Collection[Path],
 ) -> list[str]:
     """Return the overrides that calibrate a new trial's noise; none for a search without an ε.
 
     Trials with the same sampling and number of steps have the same noise, which is calibrated for
     all trials of the search together. If another trial differs, this one and those after it share
-    what the others leave.
+    what the others leave. Another trial may also differ in noise, if it was chosen before some of
+    the earlier runs had spent anything.
 
     Args:
         journal: the search's journal.
         overrides: the overrides of the trial.
         data: the trial's data set.
-        earlier_runs: the runs that are not trials of the search; see `find_earlier_runs`.
+        earlier_runs: the runs that are not trials of the search.
+        trial_homes: the folders of all other trials, also of saved ones that this process has not
+            come to yet.
 
     Raises:
         UserError: see `calibrate_noise`; or the earlier runs leave nothing for the search.
@@ -101,14 +88,9 @@ def choose_noise(
         options, overrides, data, earlier_runs, num_trials=options.trials
     )
     planned = planned_steps_of_one(configured([*overrides, *noise_overrides]), data)
-    # All listed trials, also the saved ones that this process has not come to yet.
-    trial_homes = {
-        records.folder(config.results, config.recipe, trial["run"])
-        for trial in journal.list_trials()
-    }
     runs = read_spendings_of_recipe(config, journal.data)
     runs_of_trials = [run for run in runs if run.home in trial_homes]
-    if all(_has_same_steps(run.spent, planned) for run in runs_of_trials):
+    if all(_spends_the_same(run.spent, planned) for run in runs_of_trials):
         return noise_overrides
     runs_before = [*earlier_runs, *runs_of_trials]
     num_left = options.trials - len(journal.trials)
@@ -179,10 +161,11 @@ def _steps_of_one(spent: SpentSteps) -> SpentSteps:
     return replace(spent, sampling=sampling.of_one, steps=sampling.steps_of_one(spent.steps))
 
 
-def _has_same_steps(spent: SpentSteps, planned: SpentSteps) -> bool:
-    """Return True if a run has the sampling and the number of steps of a planned trial."""
-    steps_of_run = _steps_of_one(spent)
-    return steps_of_run.sampling == planned.sampling and steps_of_run.steps == planned.steps
+def _spends_the_same(spent: SpentSteps, planned: SpentSteps) -> bool:
+    """Return True if a run has spent what a planned trial will, up to rounding of z."""
+    run = _steps_of_one(spent)
+    has_same_steps = run.sampling == planned.sampling and run.steps == planned.steps
+    return has_same_steps and math.isclose(run.z, planned.z, rel_tol=ROUNDING)
 
 
 def _require_budget_left(

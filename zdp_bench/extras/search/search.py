@@ -36,7 +36,6 @@ from zdp_bench.extras.search.noise import (
     calibrate_noise,
     choose_noise,
     describe_earlier_runs,
-    find_earlier_runs,
     planned_steps_of_one,
     require_within,
 )
@@ -50,6 +49,7 @@ from zdp_bench.training.evaluation import DivergedError, UntrainedError, evaluat
 from zdp_bench.training.public_start import run_digest_of
 from zdp_bench.training.reservation import reserve
 from zdp_bench.training.setup import ModelSetup, Setup, load_data
+from zdp_bench.training.spending import read_spendings_of_recipe
 
 FOLDER = "searches"  # in the results folder
 
@@ -162,7 +162,10 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
     options, config = journal.options, journal.config
     metric = journal.metric.name
     study = create_study(options, config, journal.metric)
-    earlier_runs = find_earlier_runs(options, config, journal.data, journal.saved_trials)
+    # What all runs of the recipe had spent at the start. Without an ε, no trial depends on it.
+    runs_at_start: list[Spending] = []
+    if options.epsilon is not None:
+        runs_at_start = read_spendings_of_recipe(config, journal.data)
     has_described_earlier_runs = False
     for number in range(1, options.trials + 1):
         proposal = study.ask(options.searched)
@@ -189,7 +192,10 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
             if is_saved:  # it keeps its noise, even if other runs have spent more since
                 noise_overrides = trial["noise"]
             else:
-                noise_overrides = choose_noise(journal, overrides, data, earlier_runs)
+                # A saved trial of this number is no longer listed, so its run is an earlier run.
+                trial_homes = journal.list_homes_except(number)
+                earlier_runs = [run for run in runs_at_start if run.home not in trial_homes]
+                noise_overrides = choose_noise(journal, overrides, data, earlier_runs, trial_homes)
                 if earlier_runs and not has_described_earlier_runs:
                     print_line(describe_earlier_runs(options, config, earlier_runs))
                     has_described_earlier_runs = True
