@@ -9,6 +9,7 @@ import pytest
 
 from tests.tasks.plugin import register_task
 from tests.test_records import record, save
+from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.report import grids
 from zdp_bench.report.cells import Filling
@@ -43,6 +44,7 @@ def test_a_row_states_how_many_owners_its_private_runs_train_on(tmp_path: Path) 
     private, other = run("private", 0.8), run("other", 0.7)
     private["privacy"]["sampling"]["records"] = 1947
     other["privacy"]["sampling"]["records"] = 90
+    other["privacy"]["epsilon_tight"] = 1.0
     save(tmp_path, private, other)
     sheet = grids.build("cost", tmp_path, [filling("private"), filling("other", target=1.0)])
     assert sheet.rows[0][sheet.columns.index("n")] == "90 or 1,947"
@@ -157,13 +159,53 @@ def test_a_seed_without_its_hardest_fold_is_left_out_and_named(
 
 def test_a_fold_that_every_seed_lacks_leaves_all_of_them_out(tmp_path: Path) -> None:
     fillings = save_folds(tmp_path, (1, 2))
-    with pytest.raises(UserError, match="has no seed with all folds of table cost"):
+    with pytest.raises(UserError, match=r"has no whole seed of table cost\. Left out, because not"):
         grids.build("cost", tmp_path, fillings)
     save(tmp_path, run("private", 0.8))
     sheet = grids.build("cost", tmp_path, [filling("private"), *fillings])
     assert [line["row"] for line in sheet.numbers] == ["Fashion-MNIST"]
     (note,) = [note for note in sheet.notes if note.startswith("Left out")]
     assert note.endswith("not all folds have finished: ECG, ε = 3: seed 1, 2.")
+
+
+def test_a_seed_whose_epsilon_exceeds_the_target_is_left_out_and_named(tmp_path: Path) -> None:
+    """A run that took steps again after a stop counted them, but stood at its target ε."""
+    for seed, epsilon in ((1, 2.9), (2, 3.1), (3, 2.95)):
+        made = run("private", seed / 10) | {"seed": seed, "run": f"private{seed}".ljust(64)}
+        made["privacy"] |= {"epsilon_tight": epsilon, "epsilon_patient": 2 * epsilon}
+        save(tmp_path, made)
+    sheet = grids.build("cost", tmp_path, [filling("private")])
+    (line,) = sheet.numbers
+    assert (line["seeds"], line["values"], line["num_seeds"]) == ("1 3", "0.1 0.3", 2)
+    assert (line["epsilon_tight"], line["epsilon_of_owner"]) == ("2.95", "5.9"), "the largest"
+    (note,) = [note for note in sheet.notes if note.startswith("Left out")]
+    assert note.endswith("the tight ε exceeds the target: Fashion-MNIST, ε = 3: seed 2.")
+
+
+def test_a_fold_whose_epsilon_exceeds_the_target_leaves_its_seed_out(tmp_path: Path) -> None:
+    fillings = save_folds(tmp_path, ())
+    spent = run("hard", 0.5) | {"seed": 2, "run": "hard2".ljust(64)}
+    spent["privacy"] |= {"epsilon_tight": 3.1}
+    save(tmp_path, spent)
+    sheet = grids.build("cost", tmp_path, fillings)
+    assert [line["seeds"] for line in sheet.numbers] == ["1"]
+    (note,) = [note for note in sheet.notes if note.startswith("Left out")]
+    assert note.endswith("the tight ε exceeds the target: ECG, ε = 3: seed 2.")
+
+
+def test_of_two_runs_of_a_seed_the_last_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second counted as a fold, which left out every other seed as unfinished."""
+    records.warn_left_out.cache_clear()
+    for seed, start, value in ((1, "01", 0.5), (1, "02", 0.8), (2, "01", 0.9)):
+        made = run("private", value) | {"seed": seed, "run": f"{start}{seed}".ljust(64, "0")}
+        save(tmp_path, made | {"measured": {"started_utc": f"2026-01-{start}T00:00:00Z"}})
+    sheet = grids.build("cost", tmp_path, [filling("private")])
+    (line,) = sheet.numbers
+    assert (line["values"], line["seeds"]) == ("0.8 0.9", "1 2")
+    assert not any(note.startswith("Left out") for note in sheet.notes)
+    assert "run 0110000000000000 of recipe private, because a later" in capsys.readouterr().err
 
 
 def test_jobs_with_a_seed_each_are_repetitions_and_no_folds(tmp_path: Path) -> None:

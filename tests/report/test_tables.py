@@ -140,6 +140,20 @@ def test_runs_on_changed_data_are_left_out_of_the_mean_with_a_warning(
     assert "seed 1, 3 of recipe phasemnist, on other data" in capsys.readouterr().err
 
 
+def test_of_two_runs_of_a_seed_the_last_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs of one seed with other starting weights were averaged as if they were two seeds."""
+    for start, value in (("01", 0.5), ("02", 0.97)):
+        measured = {"started_utc": f"2026-01-{start}T00:00:00Z"}
+        save(tmp_path, own("phasemnist", 1, value, run=start.ljust(64, "0"), measured=measured))
+    save(tmp_path, own("phasemnist", 2, 0.98))
+    records.warn_left_out.cache_clear()
+    found = build(tmp_path).numbers[0]
+    assert (found["values"], found["seeds"], found["n"]) == ("97 98", "1 2", 2)
+    assert "run 0100000000000000 of recipe phasemnist, because a" in capsys.readouterr().err
+
+
 def test_fixed_size_batches_have_an_interval(tmp_path: Path) -> None:
     run = own("phasemnist", 1, 0.97)
     run["privacy"] |= {"epsilon_tight": 33.217, "epsilon_tight_at_least": 30.37}

@@ -112,7 +112,8 @@ class Filling:
         They are the runs with this experiment digest, whatever their recipe. The digest covers
         everything that a run computes except its seed, so runs from before a change of the recipe
         do not count. If some of them used official data, the others do not count either. Nor do
-        runs on other data than the last one, such as a derived data set that has changed since.
+        runs on other data than the last one, such as a derived data set that has changed since. Of
+        the runs of a seed, which had other starting weights or code of a plug-in, the last counts.
         """
         runs = deduplicate(
             run
@@ -127,7 +128,16 @@ class Filling:
                 f"seed {', '.join(seeds)} of recipe {self.recipe}, on other data than its last "
                 "run. Delete these runs, and run the recipe again with those seeds."
             )
-        return kept
+        by_start = sorted(kept, key=lambda run: run.measured.started_utc)
+        last_runs = {run.seed: run for run in by_start}
+        for run in kept:
+            if run is not last_runs[run.seed]:
+                records.warn_left_out(
+                    f"run {run.run[:16]} of recipe {run.recipe}, because a later run of seed "
+                    f"{run.seed} had other starting weights or other code of a plug-in. Delete the "
+                    "one that is not to count."
+                )
+        return sorted(last_runs.values(), key=lambda run: run.seed)
 
     @property
     def command(self) -> str:

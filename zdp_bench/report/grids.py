@@ -51,7 +51,7 @@ class GridLine:
     Attributes:
         baseline: Score of the trivial baseline; None if the table does not show the retained gain.
         runs: The runs, one for each seed and fold, by target ε (∞: without privacy). At each target
-            ε, only the seeds that have finished all folds are kept.
+            ε, only the seeds are kept that have finished all folds with a tight ε within it.
     """
 
     row: str
@@ -84,11 +84,8 @@ class GridLine:
 
     @property
     def privacy_by_target(self) -> dict[float, Privacy]:
-        """The privacy of the first private run at each target ε, the largest ε first.
-
-        That of other seeds is the same. Other folds may train on slightly more or fewer units.
-        """
-        return {target: self.runs[target][0].privacy for target in self.private_targets}
+        """The privacy of the run with the largest tight ε at each target ε, the largest first."""
+        return {target: _largest_privacy(self.runs[target]) for target in self.private_targets}
 
     @property
     def unit_counts(self) -> list[int]:
@@ -141,10 +138,13 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     layout = papers.ours()[name]
     runs_by_line = _group_runs(fillings, records.read_all(results))
     lines = _make_lines(layout, runs_by_line, fillings)
+    left_out = _note_seeds_left_out(lines, runs_by_line)
     if not lines:
-        lacks = "no seed with all folds" if runs_by_line else "no run"
+        lacks = "no whole seed" if runs_by_line else "no run"
+        reasons = "".join(f" {note}" for note in left_out)
         raise UserError(
-            f"{results}: has {lacks} of table {name}. `zdp-bench reproduce {name}` makes them."
+            f"{results}: has {lacks} of table {name}.{reasons} `zdp-bench reproduce {name}` makes "
+            "missing runs."
         )
     targets = sorted({target for line in lines for target in line.runs}, reverse=True)
     published = papers.published(name)
@@ -155,7 +155,7 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
         _cells_of(line, targets, published, has_variants, shows_units) for line in lines
     ]
     notes = [*(layout.get("notes") or ()), *_note_epsilon_of_one_example(lines)]
-    notes += _note_incomplete_seeds(lines, runs_by_line)
+    notes += left_out
     notes += compare_variants(lines, layout.get("compare"))
     notes += _works_cited(published, papers.works())
     csv_rows = [_csv_row(line, target) for line in lines for target in sorted(line.runs)]
@@ -188,7 +188,7 @@ def _make_lines(
 ) -> list[GridLine]:
     """Return the lines in the order of the table's rows and, within each, of its variants.
 
-    A line that has no seed with all folds is left out.
+    A line without a seed to show is left out.
     """
     rows = layout["rows"]
     num_folds = _count_folds(fillings)
@@ -199,8 +199,9 @@ def _make_lines(
             baseline = (rows[row] or {}).get("baseline")
         complete_runs: RunsByTarget = {}
         for target, all_runs in by_target.items():
-            if kept_runs := _keep_complete_seeds(all_runs, num_folds[row, variant, target]):
-                complete_runs[target] = kept_runs
+            runs = _keep_whole_seeds(all_runs, target, num_folds[row, variant, target])
+            if runs:
+                complete_runs[target] = runs
         if complete_runs:
             lines.append(GridLine(row, variant, baseline, complete_runs))
     variants = list(layout.get("variants") or ())
@@ -228,13 +229,24 @@ def _count_folds(fillings: Sequence[Filling]) -> dict[tuple[str, str | None, flo
     return {cell: max(map(len, by_seed.values())) for cell, by_seed in folds.items()}
 
 
-def _keep_complete_seeds(runs: Sequence[Record], num_folds: int) -> list[Record]:
-    """Return the runs of the seeds that have finished all folds, each of which is one run.
+def _keep_whole_seeds(runs: Sequence[Record], target: float, num_folds: int) -> list[Record]:
+    """Return the runs of the seeds that have finished all folds, each one run, within a target ε.
 
     The mean of another seed would mislead, because the fold that it lacks may be the hardest one.
+    A run exceeds its target if it took steps again after a stop, because each counts.
     """
-    num_runs = Counter(run.seed for run in runs)
-    return [run for run in runs if num_runs[run.seed] >= num_folds]
+    runs_within = [run for run in runs if not _exceeds(run, target)]
+    num_runs = Counter(run.seed for run in runs_within)
+    return [run for run in runs_within if num_runs[run.seed] >= num_folds]
+
+
+def _exceeds(run: Record, target: float) -> bool:
+    return run.privacy.epsilon_tight > target
+
+
+def _largest_privacy(runs: Sequence[Record]) -> Privacy:
+    """Return the privacy of the run with the largest tight ε."""
+    return max((run.privacy for run in runs), key=lambda privacy: privacy.epsilon_tight)
 
 
 def _works_cited(
@@ -311,7 +323,7 @@ def _csv_row(line: GridLine, target: float) -> dict[str, object]:
     runs = line.runs[target]
     scores = line.scores_by_seed(target)
     retained = line.retained_gain(target)
-    privacy, data = runs[0].privacy, runs[0].data
+    privacy, data = _largest_privacy(runs), runs[0].data
     return {
         "row": line.row,
         "variant": line.variant,
@@ -439,22 +451,28 @@ def _note_epsilon_of_one_example(lines: Sequence[GridLine]) -> list[str]:
     return [f"A single example of an owner has a larger ε: {why}. {stated}."]
 
 
-def _note_incomplete_seeds(
+def _note_seeds_left_out(
     lines: Sequence[GridLine], runs_by_line: Mapping[LineKey, RunsByTarget]
 ) -> list[str]:
-    """State which seeds the table leaves out because they lack a fold."""
+    """State which seeds the table leaves out: they exceed the target ε, or lack a fold."""
     kept_runs = {(line.row, line.variant): line.runs for line in lines}
-    left_out = []
+    exceeding, unfinished = list[str](), list[str]()
     for (row, variant), all_runs in runs_by_line.items():
+        name = row if variant is None else f"{row}, {variant}"
         for target in sorted(all_runs, reverse=True):
             kept = kept_runs.get((row, variant), {}).get(target, [])
-            seeds = sorted({run.seed for run in all_runs[target]} - {run.seed for run in kept})
-            if seeds:
-                name = row if variant is None else f"{row}, {variant}"
-                left_out.append(f"{name}, {_heading(target)}: seed {', '.join(map(str, seeds))}")
-    if not left_out:
-        return []
-    return [f"Left out, because not all folds have finished: {'; '.join(left_out)}."]
+            left_out = {run.seed for run in all_runs[target]} - {run.seed for run in kept}
+            above = {run.seed for run in all_runs[target] if _exceeds(run, target)}
+            for seeds, stated in ((left_out & above, exceeding), (left_out - above, unfinished)):
+                if seeds:
+                    shown = ", ".join(map(str, sorted(seeds)))
+                    stated.append(f"{name}, {_heading(target)}: seed {shown}")
+    notes = []
+    if exceeding:
+        notes.append(f"Left out, because the tight ε exceeds the target: {'; '.join(exceeding)}.")
+    if unfinished:
+        notes.append(f"Left out, because not all folds have finished: {'; '.join(unfinished)}.")
+    return notes
 
 
 def _has_owners_with_several_examples(privacy: Privacy) -> bool:
