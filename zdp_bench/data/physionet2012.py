@@ -94,7 +94,8 @@ RANGES = {
     "BUN": Range(7, 40, is_log=True),  # mg/dL; Mayo Clinic; APACHE III: more points from 40
     "Cholesterol": Range(120, 200),  # mg/dL; MSD: low below 120, desirable below 200
     "Creatinine": Range(0.5, 2, is_log=True),  # mg/dL; APACHE III: below 0.5; SOFA: from 2
-    "DiasABP": Range(52, 80),  # mmHg; (3 · 65 − 90) / 2, (3 · 100 − 140) / 2 of MAP and SysABP
+    # mmHg; from the ranges below, with MAP = (SysABP + 2 · DiasABP) / 3: 52.5, rounded down, and 80
+    "DiasABP": Range(52, 80),
     "FiO2": Range(0.21, 0.6),  # room air; Jackson 2020 (Medscape): at most 0.6 after 24 hours
     "GCS": Range(10, 15),  # SOFA: two points for 10 to 12, none for 15
     "Glucose": Range(70, 180, is_log=True),  # mg/dL; MSD: fasting; NICE-SUGAR 2009: usual target
@@ -216,7 +217,7 @@ class Physionet2012(Dataset):
         """
         shape = (len(paths), NUM_FEATURES)
         rows_to_make = (make_features(path)[None] for path in paths)  # read only if not cached
-        kind = "stays"  # names the folder in the cache
+        kind = "stays"  # in intensive care; names the folder in the cache
         features = load_or_make(kind, digest(cache_key), shape, np.float32, rows_to_make)
         rows = torch.from_numpy(features)
         if self.norm is None:

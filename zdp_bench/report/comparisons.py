@@ -250,13 +250,13 @@ class Paired(NamedTuple):
     """The result of a paired t-test.
 
     Attributes:
-        mean: mean difference.
+        mean_difference: mean of the differences first − second.
         low, high: 95 % confidence interval of the mean difference.
         p: two-sided p. Like the interval, it is NaN if equal differences other than 0 have no
             variance.
     """
 
-    mean: float
+    mean_difference: float
     low: float
     high: float
     p: float

@@ -1,4 +1,4 @@
-"""Build our own tables: results of recipes at several ε (`papers/ours.yaml`).
+"""Build our own tables, GRIDS of tasks by target ε, from results of recipes (`papers/ours.yaml`).
 
 A row of a table is a task. Each row has one printed line or, if it compares variants (such as
 algorithms), one line for each variant. There is one column per target ε; ε = ∞ is training without
@@ -6,7 +6,8 @@ privacy.
 
 Each line is filled by jobs of a recipe (`Filling`, in `report.cells`): one for each target ε and,
 if there are folds, each fold. The runs of a job are those with its experiment digest, which covers
-everything but the seed.
+everything but the seed. `Filling.runs_of` leaves out runs on synthetic data, on unofficial data if
+there are others, and on other data than the last run's.
 
 With `retained_gain: true`, a table also shows the gain of private training over the row's trivial
 `baseline`, as a percentage of the gain of non-private training.
@@ -89,10 +90,13 @@ class GridLine:
 
     @property
     def unit_counts(self) -> list[int]:
-        """The distinct numbers of units that its private runs train on, in ascending order."""
+        """The distinct numbers of privacy units (examples or owners) in its private training sets.
+
+        They are in ascending order. They may differ between folds.
+        """
         counts: set[int] = set()
         for target in self.private_targets:
-            # `records` of a sampling is the number of units that a step draws from.
+            # `records` of a sampling is the number of privacy units that a step draws from.
             counts |= {run.privacy.sampling.records for run in self.runs[target]}
         return sorted(counts)
 
@@ -170,7 +174,7 @@ def _group_runs(
     """Group runs by line, then by target ε."""
     runs_by_line: dict[LineKey, RunsByTarget] = {}
     for filling in fillings:
-        if filling.substitute:  # not the recipe's own data set, which is all that a table shows
+        if filling.substitute:  # a table shows only runs on the recipe's own data set
             continue
         for run in filling.runs_of(all_records):
             by_target = runs_by_line.setdefault((filling.row, filling.variant), {})
@@ -221,11 +225,14 @@ def _count_folds(fillings: Sequence[Filling]) -> dict[tuple[str, str | None, flo
 
     Folds are jobs with one seed. Jobs with a seed each are repetitions.
     """
+    # row, variant and target ε -> seed -> digests of the jobs
     folds: dict[tuple[str, str | None, float], dict[int, set[str]]] = {}
     for filling in fillings:
-        if not filling.substitute:
-            cell = filling.row, filling.variant, filling.target_epsilon
-            folds.setdefault(cell, {}).setdefault(filling.seed, set()).add(filling.digest)
+        if filling.substitute:
+            continue
+        cell = filling.row, filling.variant, filling.target_epsilon
+        folds_by_seed = folds.setdefault(cell, {})
+        folds_by_seed.setdefault(filling.seed, set()).add(filling.digest)
     return {cell: max(map(len, by_seed.values())) for cell, by_seed in folds.items()}
 
 
@@ -275,7 +282,7 @@ def _cells_of(
         cells["variant"] = names.variant(line.variant or "")
     cells["ε protects"] = line.privacy_unit
     if shows_units:
-        cells["n"] = " or ".join(f"{units:,}" for units in line.unit_counts)
+        cells["n"] = " or ".join(f"{count:,}" for count in line.unit_counts)
     deltas = sorted({f"{privacy.delta:g}" for privacy in line.privacy_by_target.values()})
     cells["δ"] = ", ".join(deltas)
     cells["metric"] = line.metric.label
@@ -348,7 +355,14 @@ def _csv_row(line: GridLine, target: float) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A variant compared with another of its row at one ε, over the seeds that both have."""
+    """A variant compared with another of its row at one ε, over the seeds that both have.
+
+    Attributes:
+        line: the line of the variant.
+        other: the line of the other variant.
+        target: the target ε.
+        test: the test of the differences `line` − `other`.
+    """
 
     line: GridLine
     other: GridLine
@@ -358,7 +372,8 @@ class Comparison:
     @property
     def is_better(self) -> bool:
         """True if the variant has the better mean."""
-        return self.test.mean < 0 if self.line.metric.less_is_better else self.test.mean > 0
+        difference = self.test.mean_difference
+        return difference < 0 if self.line.metric.less_is_better else difference > 0
 
     def is_different(self, threshold: float) -> bool:
         """Return True if the test shows a difference.
@@ -372,7 +387,7 @@ class Comparison:
         """'ε = 3: +0.5 [+0.1, +0.9] points, p < 0.001'."""
         scale, digits, unit = self.line.display_format
         test = self.test
-        difference = f"{scale * test.mean:+.{digits}f}"
+        difference = f"{scale * test.mean_difference:+.{digits}f}"
         interval = f"[{scale * test.low:+.{digits}f}, {scale * test.high:+.{digits}f}]"
         points = " points" if unit == "%" else ""
         return f"{_heading(self.target)}: {difference} {interval}{points}, p {show_p(test.p)}"
@@ -399,7 +414,8 @@ def compare_variants(lines: Sequence[GridLine], chosen: str | None) -> list[str]
             comparisons += at_each_epsilon
     if not comparisons:
         return []
-    count, threshold = len(comparisons), bonferroni(len(comparisons))
+    count = len(comparisons)
+    threshold = bonferroni(count)
     different = [comparison for comparison in comparisons if comparison.is_different(threshold)]
     num_better = sum(comparison.is_better for comparison in different)
     num_worse = len(different) - num_better
