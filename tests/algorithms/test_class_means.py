@@ -237,9 +237,11 @@ def test_what_is_no_linear_layer_or_class_is_refused() -> None:
     behind_a_norm = torch.nn.Sequential(torch.nn.LayerNorm(5), torch.nn.Linear(5, 3))
     with pytest.raises(UserError, match="a linear model, such as real_linear"):
         ClassMeans(Problem(behind_a_norm, Classification().loss, ONCE), noise_multiplier=1.0)
-    algorithm, _, kind = make(CASE)
-    with pytest.raises(UserError, match="takes a class for each example"):
-        algorithm.contributions((examples(4, kind)[0], torch.randn(4)))
+    two_classes = Problem(nn.Sequential(nn.Linear(5, 2)), Classification().loss, ONCE)
+    algorithm = ClassMeans(two_classes, noise_multiplier=1.0)
+    for targets in (torch.rand(4), torch.zeros(4, 2).long()):
+        with pytest.raises(UserError, match="takes a class for each example"):
+            algorithm.contributions((torch.randn(4, 5), targets))
     with pytest.raises(UserError, match="none is left unclipped"):
         make(("dp_sgd", {"clip_quantile": 0.5, "start_steps": 2}, "linear"))
 

@@ -372,7 +372,8 @@ def test_its_hooks_do_nothing_after_a_step_that_failed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("error_clip", 0.0), ("feedback_norm", 0.0), ("max_grad_norm", 0.05)]
+    ("key", "value"),
+    [("error_clip", 0.0), ("feedback_norm", 0.0), ("slope", math.inf), ("max_grad_norm", 0.05)],
 )
 def test_values_that_mean_nothing_are_refused(key: str, value: float) -> None:
     """A max_grad_norm of 0.05 leaves nothing for activations."""

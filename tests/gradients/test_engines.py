@@ -433,3 +433,8 @@ def test_an_example_of_which_one_layer_is_not_finite_contributes_nothing(
     batch = torch.tensor([[-math.inf]]), torch.ones(1)
     found = clipped_sum(model, logistic, batch, 1.0, engine=engine, per_layer=per_layer)
     assert norm(found.sums) == 0
+
+
+def test_a_device_without_autocast_is_not_asked_for_it() -> None:
+    """torch raises an error if it is."""
+    assert isinstance(fast._full_precision(torch.device("meta")), nullcontext)

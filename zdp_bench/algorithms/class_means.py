@@ -143,7 +143,7 @@ class ClassSums:
         return weights
 
     def _features_and_classes(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return x/‖x‖ [B, inputs] and y [B, outputs]; both 0 if an example is not finite."""
+        """Return x/‖x‖ [B, inputs], 0 if an example is not finite, and y [B, outputs]."""
         inputs, targets = batch
         model = self.problem.model
         with torch.no_grad():
@@ -157,8 +157,7 @@ class ClassSums:
                 f"{self.key} takes one row of features for each example, and this model calls its "
                 "linear layer on several: remove the key."
             )
-        is_valid = (directions != 0).any(dim=1, keepdim=True)
-        return directions, torch.where(is_valid, self._classes(targets), 0.0)
+        return directions, self._classes(targets)
 
     def _classes(self, targets: Tensor) -> Tensor:
         """Return y [B, outputs]; 0 if a target is not a class, such as the -100 that is ignored.

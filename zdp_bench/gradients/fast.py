@@ -26,7 +26,7 @@ from zdp_bench.gradients.clipping import (
     groups,
 )
 from zdp_bench.gradients.layer_gradient import GPU_SCALE, LayerGradient, ParameterGradient
-from zdp_bench.gradients.parts import leaves_of, map_leaves
+from zdp_bench.gradients.parts import map_leaves
 from zdp_bench.gradients.program import Program
 from zdp_bench.gradients.program.uses import move_examples_first
 from zdp_bench.gradients.rules import NoRule, Rule, any_layer, rule_of
@@ -247,9 +247,6 @@ def _full_precision(device: torch.device) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-_FULL_DTYPES = {torch.float32, torch.float64, torch.complex64, torch.complex128}
-
-
 def _promote(
     x: Tensor,
     g: Tensor,
@@ -259,9 +256,6 @@ def _promote(
 
     With autocast, both have half precision.
     """
-    dtypes = {g.dtype, *(leaf.dtype for leaf in leaves_of(x))}
-    if dtypes == {parameter.dtype} <= _FULL_DTYPES:
-        return x, g
     real = torch.promote_types(parameter.dtype.to_real(), torch.float32)
 
     def promote(numbers: Tensor) -> Tensor:

@@ -268,7 +268,7 @@ def _position_of(iterator: Iterator) -> Any:
         return None if frame is None else frame.f_lasti  # None at its end
     if type(iterator).__module__ in WITH_POSITION:
         try:
-            position = iterator.__reduce__()[2:]  # after its class and what it iterates over
+            position = iterator.__reduce__()
         except TypeError:  # it cannot be pickled
             position = ()
         attributes = [getattr(iterator, name, None) for name in ("index", "line_num")]
