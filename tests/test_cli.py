@@ -227,6 +227,17 @@ def test_mistakes_end_in_one_sentence_and_2(
     assert message in leave(line.split(), capsys)
 
 
+@pytest.mark.parametrize(
+    "line", ["report --output {}.html", "results --results {}", "data check {}", "verify {}"]
+)
+def test_a_name_that_is_too_long_is_one_sentence(
+    here: Path, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    save(here / "results", record("a"))
+    said = leave(line.format("n" * 300).split(), capsys)
+    assert said.endswith("the name is too long for the file system; choose a shorter one.\n")
+
+
 EMPTY = [
     ("results", "zdp-bench run recipe=quickstart"),
     ("results recipe=quickstart metric=accuracy --by seed --sort seed", "contains no runs"),

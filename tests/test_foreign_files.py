@@ -56,6 +56,8 @@ HOSTILE = {
     "key of a list": "? [1]\n: 1\n",
     "key of null": "a: {null: 1}",
     "key of nothing": "a:\n  : 1\n",
+    "key of true": "a: {true: 1}",
+    "key of false": "off: 1\n",
     "digits": "a: " + "9" * 5000,
     "two": "a: 1\n---\nb: 2\n",
     "unclosed": "a: [",

@@ -136,6 +136,10 @@ def test_names_that_cannot_be_are_refused(tmp_path: Path) -> None:
             write_template(kind, taken, tmp_path)
     with pytest.raises(UserError, match="cannot be a name"):
         write_template("recipe", "my-recipe", tmp_path)
+    for kind in KINDS:
+        with pytest.raises(UserError, match="cannot be a name: use at most 100 characters"):
+            write_template(kind, "a" * 240, tmp_path)
+    assert not list(tmp_path.iterdir())
     write_template("recipe", "mine", tmp_path)
     with pytest.raises(UserError, match="exists already"):
         write_template("recipe", "mine", tmp_path)

@@ -371,6 +371,11 @@ def _check_plain(content: Any, source: str) -> None:
             if kind is dict:
                 if None in value:  # a key of YAML that is empty or null
                     raise UserError(f"{source}: has a key without a name; put null in quotes.")
+                if any(isinstance(key, bool) for key in value):
+                    raise UserError(
+                        f"{source}: has a key that YAML reads as true or false, as it does yes, "
+                        "no, on and off; put it in quotes."
+                    )
                 inner += [*value, *value.values()]
             elif kind is list:
                 inner += value

@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
+from zdp_bench.disk import find_target
 from zdp_bench.errors import UserError, explain_missing, is_out_of_memory
 
 # Exit codes of a process that received a signal and has saved its state. 75 is EX_TEMPFAIL, "try
@@ -143,6 +144,12 @@ def explain(error: BaseException) -> UserError | None:
         return UserError(
             "out of memory. Reduce trainer.micro_batch, for example to 8, or raise the limit; "
             "everything saved is intact."
+        )
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG and error.filename:
+        path = Path(str(error.filename))
+        return UserError(
+            f"{find_target(path) or path}: the name is too long for the file system; choose a "
+            "shorter one."
         )
     if isinstance(error, OSError) and error.filename and error.strerror:
         return UserError(

@@ -14,6 +14,7 @@ GROUP = "run"
 HELP = "create a commented recipe, data set or algorithm"
 
 KINDS = ("recipe", "dataset", "algorithm")
+MAX_NAME = 100  # with what is added to it, a file system must take it as the name of a file
 # In the files of this folder, NAME stands for the name that the user chooses.
 _TEMPLATES = Path(__file__).parents[2] / "starts"
 
@@ -51,6 +52,8 @@ def write_template(kind: str, name: str, folder: Path) -> list[Path]:
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UserError(f"'{name}' cannot be a name: use a-z, 0-9 and _, and begin with a letter.")
+    if len(name) > MAX_NAME:
+        raise UserError(f"'{name}' cannot be a name: use at most {MAX_NAME} characters.")
     if name in NOT_NAMES:
         raise UserError(f"'{name}' cannot be a name: {kind}={name} would be read as a value.")
     existing_names = assets.group(assets.RECIPES) if kind == "recipe" else names(kind)
