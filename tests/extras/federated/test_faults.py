@@ -4,6 +4,7 @@ import io
 import math
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from tests.training.test_run import repeatable
 from zdp_bench.errors import UserError
 from zdp_bench.extras.federated import server, simulation
 from zdp_bench.extras.federated.messages import ARRAYS, VALUES, content, values_of
-from zdp_bench.extras.federated.node import client_app
+from zdp_bench.extras.federated.node import Node, RefusalError, client_app
 from zdp_bench.extras.federated.roster import Roster, Standing
 from zdp_bench.extras.federated.server import largest_release, valid_releases
 from zdp_bench.extras.federated.simulation import set_sender
@@ -176,6 +177,32 @@ def test_with_enough_nodes_a_round_finishes_and_the_broken_nodes_steps_count(
     assert len(steps_in(ledger)) == 8
 
 
+@pytest.mark.parametrize("is_enough", [True, False])
+def test_a_node_that_refuses_to_prepare_as_a_run_begins_anew_is_counted_or_one_sentence(
+    configured: Make, monkeypatch: pytest.MonkeyPatch, is_enough: bool
+) -> None:
+    words = (f"federated.nodes={NODES}", f"federated.min_nodes={2 if is_enough else 3}")
+    words += ("federated.patience=1", "trainer.epochs=1")
+    first = carried_out(configured(*words))
+    prepare = Node.prepare
+
+    def refuse(node: Node, *arguments: Any) -> Any:
+        if node.number == BROKEN:
+            raise RefusalError("no")
+        return prepare(node, *arguments)
+
+    monkeypatch.setattr(Node, "prepare", refuse)
+    if is_enough:
+        forced = carried_out(configured(*words, "force=true"))
+        assert [node["answers"] for node in forced["privacy"]["nodes"]] == [4, 0, 4]
+        steps = [node["steps"] for node in forced["privacy"]["nodes"]]
+        assert steps[0] == steps[BROKEN] == steps[2] > 4
+    else:
+        with pytest.raises(UserError, match=r"too few nodes answered.*node 1: no"):
+            carried_out(configured(*words, "force=true"))
+        assert carried_out(configured(*words)) == first
+
+
 def test_with_too_few_a_run_fails_in_one_sentence_and_goes_on_later_from_its_ledgers(
     configured: Make, sound: Sound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +214,7 @@ def test_with_too_few_a_run_fails_in_one_sentence_and_goes_on_later_from_its_led
     assert sentence in str(caught.value)
     assert "too few nodes answered" in str(caught.value)
     assert "federated.min_nodes requires 3 of 3" in str(caught.value)
+    assert str(caught.value).endswith("; the same command, without any force=true, continues.")
     monkeypatch.setattr(simulation, "client_app", client_app)
     (ledger,) = config.results.glob("runs/*/*/nodes/02/ledger.jsonl")
     moved = ledger.rename(ledger.with_name("elsewhere"))

@@ -46,7 +46,7 @@ from zdp_bench.records import Document
 from zdp_bench.training import checkpoint
 from zdp_bench.training.distributed import ALONE
 from zdp_bench.training.evaluation import evaluate_trained
-from zdp_bench.training.interrupts import Stopped, stop_signals
+from zdp_bench.training.interrupts import CONTINUING, Stopped, stop_signals
 from zdp_bench.training.progress import Watcher
 from zdp_bench.training.public_start import run_digest_of
 from zdp_bench.training.run import Beginning, Loop, privacy_report, run_record
@@ -439,8 +439,8 @@ def missing_message(roster: Roster, reasons: Mapping[int, str]) -> str:
         parts.append(f"no answer from node {', '.join(map(str, sorted(silent)))}")
     return (
         f"too few nodes answered ({'; '.join(parts)}): federated.min_nodes requires "
-        f"{roster.min_nodes} of {roster.num_nodes}. The run is saved, and every step is counted. "
-        "Run the same command to continue."
+        f"{roster.min_nodes} of {roster.num_nodes}. The run is saved, and every step is counted; "
+        f"{CONTINUING}."
     )
 
 
