@@ -420,7 +420,7 @@ def test_every_claim_falls_with_noise_and_is_infinite_without(name: str) -> None
         return claimed_epsilon(name, Claim(sigma, 0.01, 500, DELTA, 6400, 5))
 
     assert claim(0.0) == math.inf
-    assert claim(1.0) > claim(2.0) > claim(4.0) > 0
+    assert math.inf > claim(1.0) > claim(2.0) > claim(4.0) > 0
 
 
 def test_the_clip_of_dp_dfa_scales_its_noise() -> None:
@@ -477,6 +477,13 @@ def test_deepees_orders_end_at_63() -> None:
     claim = Claim(100.0, 1e-4, 1, DELTA, records=10_000, epochs=1)
     expected = math.log(1 / DELTA) / 62
     assert claimed_epsilon("deepee_2021_rdp", claim) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("accountant", ["deepee_2021", "deepee_2021_rdp"])
+def test_deepee_counts_whole_batches(accountant: str) -> None:
+    claim = Claim(1.0, 0.1, 1, DELTA, records=9, epochs=1, batch_size=10)
+    assert claimed_epsilon(accountant, claim) == 0
+    assert 1 < claimed_epsilon(accountant, replace(claim, records=10)) < 100
 
 
 def test_circular_loss_is_twice_what_the_2021_paper_says() -> None:

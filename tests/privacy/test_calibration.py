@@ -114,16 +114,22 @@ def test_a_calibrated_sigma_is_the_same_from_version_to_version(
     target: float, sigma: float
 ) -> None:
     assert sigma <= solve(target, inverse) <= sigma * (1 + 1e-4)
+    # the same where ε falls at once, which leaves a search nothing but to halve
+    assert sigma <= solve(1.0, lambda z: 2.0 if z < sigma else 0.5) <= sigma * (1 + 1e-4)
+
+
+def test_a_sigma_that_reaches_the_target_exactly_is_not_rounded() -> None:
+    assert solve(1.0, inverse) == 1.0
 
 
 def test_rounding_makes_no_noise_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "call_cached", lambda *_: 2.0)
     sampling = Sampling("poisson", 0.02, 20.0, 1000)
-    unit = Mechanism.of_z(0.7, sampling)
+    unit = Mechanism.of_z(1.7, sampling)
     alone = calibrate_mechanism(1.5, unit, 300, 1e-5)
-    beside = calibrate_beside(1.5, [], SpentSteps(0.7, sampling, 300), 1, 1e-5)
+    beside = calibrate_beside(1.5, [], SpentSteps(1.7, sampling, 300), 1, 1e-5)
     for multiplier in (alone, beside):
-        assert 1 < multiplier / (2.0 / 0.7) < 1 + 1e-11
+        assert 1 < multiplier / (2.0 / 1.7) < 1 + 1e-11
 
 
 def test_a_direction_without_noise_is_refused_alone_and_beside_other_runs() -> None:

@@ -196,7 +196,7 @@ def test_few_cells_are_composed_up_to_what_is_charged_for_rounding(
     assert composed.first == -steps
     assert len(composed.mass) == len(exact)
     errors = [abs(Fraction(float(x)) - y) for x, y in zip(composed.mass, exact, strict=True)]
-    assert sum(errors) <= composed.rounding <= 1e-12
+    assert sum(errors) <= composed.rounding == len(exact) * 2**-52
     assert composed.truncated == 0
 
 
@@ -331,6 +331,19 @@ def test_each_loss_is_found_where_it_is_taken(count: int, z: float) -> None:
     losses = np.linspace(*module._loss(ends, z, weights), 500)[1:]
     found = module._loss(module._where(losses, z, weights), z, weights)
     np.testing.assert_allclose(found, losses, rtol=1e-9, atol=1e-12)
+
+
+def test_a_loss_at_its_infimum_or_below_is_taken_nowhere() -> None:
+    """Whatever rounding leaves of e^ε − w₀, which is 0 there."""
+    for rate in np.linspace(0.01, 0.99, 99):
+        weights = np.array(one_example(rate).log_weights)
+        losses = np.array([weights[0] - 1, weights[0]])
+        assert module._where(losses, 1.0, weights).tolist() == [-math.inf, -math.inf]
+
+
+def test_rounding_leaves_no_negative_mass() -> None:
+    law = Law(1.0, -1, np.array([0.5, 0.0, 0.5 + 2**-52]), 0.0)
+    assert module._whole(law, 0.0, rest=1).mass.tolist() == law.mass.tolist()
 
 
 def test_both_tails_of_a_normal_law_keep_their_digits() -> None:

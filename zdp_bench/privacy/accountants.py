@@ -12,7 +12,6 @@ that was run, for every kind of noise.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from zdp_bench.privacy import accounting
@@ -141,9 +140,9 @@ def deepee_2021_rdp(claim: Claim) -> float:
     It is the Rényi-DP of Poisson sampling at orders 1.1 to 10.9 and 12 to 63, with the classic
     conversion.
     """
-    if claim.noise_multiplier == 0:
-        return math.inf
     rate, steps = _rate_and_steps(claim)
+    if steps == 0:
+        return 0.0
     tenths = [1 + number / 10 for number in range(1, 100)]
     orders = (*tenths, *range(12, 64))
     divergences = accounting.poisson_rdp(claim.noise_multiplier, rate, orders)
