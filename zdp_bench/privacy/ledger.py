@@ -254,8 +254,7 @@ class Ledger(Tally):
             if isinstance(line.entry, Head):
                 self._require_same(line.entry)
             self._add_entry(line.entry)
-            # If there are fewer releases here than the checkpoint states, it is not reached: a
-            # ledger that was set aside is missing.
+            # The digest covers only this file: a ledger that was set aside may be missing.
             if (
                 checkpoint_position is not None
                 and self.digest == checkpoint_position.digest
@@ -478,7 +477,9 @@ class Ledger(Tally):
 
         The lines above it are then read and counted anew, because the count may be halfway changed.
         """
-        if self._size_before_line is None or os.getpid() != self._process:
+        if self._size_before_line is None:
+            return
+        if os.getpid() != self._process:  # a fork shares the file, and only its owner changes it
             return
         self._size = self._size_before_line
         if os.fstat(self._file.fileno()).st_size < self._size:

@@ -65,8 +65,8 @@ def choose_noise(
 
     Trials with the same sampling and number of steps have the same noise, which is calibrated for
     all trials of the search together. If another trial differs, this one and those after it share
-    what the others leave. Another trial may also differ in noise, if it was chosen before some of
-    the earlier runs had spent anything.
+    what the others leave. It may differ in sampling, in steps, or in noise that was chosen before
+    some of the earlier runs had spent anything.
 
     Args:
         journal: the search's journal.

@@ -178,10 +178,9 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
         if is_saved:
             trial = saved_trial
         if trial["state"] not in ("failed", "done"):
-            try:
-                _require_fit(options, overrides, journal.data)
-            except UserError as error:
-                trial = trial | {"state": "failed", "score": None, "reason": str(error)}
+            misfit = _find_misfit(options, overrides, journal.data)
+            if misfit is not None:
+                trial = trial | {"state": "failed", "score": None, "reason": misfit}
         if trial["state"] == "failed":
             journal.trials.append(trial)
             print_line(describe_trial(trial, options.trials, metric))
@@ -192,7 +191,7 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
             if is_saved:  # it keeps its noise, even if other runs have spent more since
                 noise_overrides = trial["noise"]
             else:
-                # A saved trial of this number is no longer listed, so its run is an earlier run.
+                # If a saved trial of this number is replaced, its run is an earlier run now.
                 trial_homes = journal.list_homes_except(number)
                 earlier_runs = [run for run in runs_at_start if run.home not in trial_homes]
                 noise_overrides = choose_noise(journal, overrides, data, earlier_runs, trial_homes)
@@ -216,16 +215,20 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
         study.tell(proposal, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
 
 
-def _require_fit(options: SearchOptions, overrides: Sequence[str], data: Splits) -> None:
-    """Reject values that do not fit together, although each is valid beside the first ones.
+def _find_misfit(options: SearchOptions, overrides: Sequence[str], data: Splits) -> str | None:
+    """Return why no run can begin with the values of a trial; None if one can.
 
-    Raises:
-        UserError: no run can begin with these values.
+    Each value is valid beside the first values of the other keys (`_check_listed_values`), but all
+    of them may not fit together.
     """
     if options.epsilon is not None:  # the noise is chosen later
         overrides = [*overrides, *AT_MULTIPLIER_1]
-    config = configured(overrides)
-    Setup.of(config, _data_of(options, config, data), torch.device("cpu")).check_model()
+    try:
+        config = configured(overrides)
+        Setup.of(config, _data_of(options, config, data), torch.device("cpu")).check_model()
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def _begin_trial(journal: Journal, trial: Document, config: Run, data: Splits) -> None:
