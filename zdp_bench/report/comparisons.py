@@ -31,6 +31,7 @@ from zdp_bench.records import Record
 special = LazyModule("scipy.special")
 stats = LazyModule("scipy.stats")
 
+ROUNDING = 1e-6  # relative; many metrics are rounded to float32
 MAX_ROWS = 4  # ten activations would make 45 pairs
 
 
@@ -109,7 +110,7 @@ def _compare_curves(first: Sequence[Record], second: Sequence[Record], results: 
         truth, other_truth = scores[0], other_scores[0]
         # With fewer than two examples of a class, a ROC-AUC has no variance.
         has_variance = 2 <= truth.sum() <= len(truth) - 2
-        if has_variance and (truth == other_truth).all():
+        if has_variance and np.array_equal(truth, other_truth):
             p_of_seed[run.seed] = delong(truth, scores[1], other_scores[1]).p
     p = math.nan
     if p_of_seed and not any(map(math.isnan, p_of_seed.values())):
@@ -233,11 +234,21 @@ def students_t(first: Sequence[float], second: Sequence[float]) -> float:
     """
     if min(len(first), len(second)) < 2:
         return math.nan
-    if len(set(first)) == 1 == len(set(second)):  # no spread: scipy would divide by zero
-        return 1.0 if first[0] == second[0] else math.nan
+    error = _rounding_error(first, second)
+    if _spread(first) <= error and _spread(second) <= error:  # scipy would divide by zero
+        return 1.0 if abs(first[0] - second[0]) <= error else math.nan
     # Remembered, because importing scipy takes a second.
     p: float = call_cached(_p_of_independent, list(first), list(second))
     return p
+
+
+def _spread(values: Sequence[float]) -> float:
+    return max(values) - min(values)
+
+
+def _rounding_error(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return how far values may be apart, or differ in their differences, only by rounding."""
+    return ROUNDING * max(map(abs, (*first, *second)))
 
 
 def _p_of_independent(first: Sequence[float], second: Sequence[float]) -> float:
@@ -272,10 +283,11 @@ def paired_t(first: Sequence[float], second: Sequence[float]) -> Paired | None:
     if len(differences) < 2:
         return None
     difference = sum(differences) / len(differences)
-    if len(set(differences)) > 1:
+    error = _rounding_error(first, second)
+    if not _spread(differences) <= error:  # also if it is NaN
         return Paired(difference, *call_cached(_interval_and_p, differences))
-    # No spread: scipy would divide by zero.
-    if difference == 0:
+    # No spread: scipy would divide by zero, or by a rounding error.
+    if abs(difference) <= error:
         return Paired(0.0, 0.0, 0.0, 1.0)
     return Paired(difference, math.nan, math.nan, math.nan)
 
