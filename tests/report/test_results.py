@@ -62,7 +62,65 @@ def test_groups_have_count_mean_and_deviation_of_one_metric(tmp_path: Path) -> N
     assert (repeated.columns, repeated.rows) == (shown.columns, shown.rows)
     columns = "recipe,accuracy,psnr"  # a column of --by may be asked for again
     both = rows(tmp_path, columns=columns, by="recipe", sort="accuracy", descending=True)
-    assert both == [["b", "1", "0.9", "", "", ""], ["a", "3", "0.6", "0.1414", "30", ""]]
+    assert both == [["b", "1", "0.9", "", "0", "", ""], ["a", "2", "0.6", "0.1414", "1", "30", ""]]
+
+
+def test_n_counts_the_runs_behind_a_mean(tmp_path: Path) -> None:
+    """It counted all runs of the group, also those without the metric."""
+    runs = [record("a", seed, 0.5) for seed in (1, 2, 3)]
+    for run in runs[1:]:
+        run["metrics"]["dice"] = 0.5
+    save(tmp_path, *runs)
+    assert rows(tmp_path, columns="dice", by="recipe") == [["a", "2", "0.5", "0"]]
+    several = sheet(tmp_path, columns="dice,accuracy", by="recipe")
+    counts = dict(zip(several.columns, several.rows[0], strict=True))
+    assert (counts["dice_n"], counts["accuracy_n"], "n" in counts) == ("2", "3", False)
+    equal = sheet(tmp_path, columns="value,accuracy", by="recipe")
+    assert equal.columns == [
+        "recipe",
+        "metric",
+        "n",
+        "value",
+        "value_sd",
+        "accuracy",
+        "accuracy_sd",
+    ]
+
+
+def test_a_number_that_a_record_lacks_is_left_out_of_its_groups_mean(tmp_path: Path) -> None:
+    """Among numbers, pandas took it for an undefined one, which empties the mean."""
+    for seed, seconds in ((1, None), (2, 3.0), (3, 5.0)):
+        save(tmp_path, record("a", seed, measured={"train_seconds": seconds}))
+    assert rows(tmp_path, columns="train_seconds", by="recipe") == [["a", "2", "4", "1.414"]]
+
+
+def test_a_metric_with_the_name_of_another_column_is_shown_and_breaks_nothing(
+    tmp_path: Path,
+) -> None:
+    """One such record ended `results`, `report`, `compare` and `export` in a traceback."""
+    metrics = {"accuracy": 0.5, "precision": 0.9, "steps": 40.0, "differs": 3.0, "n": 4.0}
+    for seed, precision in ((1, "float32"), (2, "float64")):
+        config = {"precision": precision}
+        save(tmp_path, record("a", seed, config=config, metrics=metrics))
+    shown = "precision,metrics.precision,steps,metrics.steps,metrics.differs,metrics.n"
+    assert rows(tmp_path, "metrics.precision=0.9", columns=shown, sort="seed") == [
+        [precision, "0.9", "7", "40", "3", "4"] for precision in ("float32", "float64")
+    ]
+    assert rows(tmp_path, columns="differs", sort="seed") == [
+        ["precision float32"],
+        ["precision float64"],
+    ]
+    assert len(find_runs("precision=float64", records.read_all(tmp_path))) == 1
+
+
+def test_a_run_named_nan_is_found(tmp_path: Path) -> None:
+    save(tmp_path, record("a", 1, labels={"name": "nan"}), record("a", 2))
+    assert rows(tmp_path, "name=nan", "seed=1", columns="seed") == [["1"]]
+
+
+def test_a_line_break_in_a_cell_does_not_break_a_markdown_table(tmp_path: Path) -> None:
+    save(tmp_path, record("a", 1, labels={"notes": "first line\nsecond | line"}))
+    assert "first line second \\| line |" in sheet(tmp_path, columns="seed,notes").as_text("md")
 
 
 def test_a_group_with_an_undefined_value_has_no_mean(tmp_path: Path) -> None:

@@ -160,7 +160,8 @@ def frame(records: list[Record]) -> pd.DataFrame:
     import pandas as pd  # imported here, because it takes a quarter of a second
 
     cells = {column: [_cell(record, keys) for record in records] for column, keys in _KEYS.items()}
-    return pd.DataFrame(cells)
+    # As objects, because among numbers pandas makes null NaN, which is an undefined value.
+    return pd.DataFrame(cells, dtype=object)
 
 
 _KEYS = {column: tuple(path.split(".")) for column, path in COLUMNS.items()}

@@ -1,7 +1,8 @@
 """`zdp-bench results`: a table of the records, which can be filtered, sorted and grouped.
 
 A column is one of `records.COLUMNS`, a metric, or a key of the configuration, such as
-`optimizer.lr`.
+`optimizer.lr`. A metric with the name of another column, such as `precision`, is the column
+`metrics.precision`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from zdp_bench.records import Record
 from zdp_bench.report.sheet import Sheet
 
 DIFFERS = "differs"  # column with the settings in which the runs of a recipe differ
+COUNT = "n"  # column of groups with the number of runs behind their means
 TIME = "started_utc"
 DEFAULT = ("recipe", DIFFERS, "seed", "metric", "value", "epsilon_tight", TIME, "run")
 LABELS = ("name", "tags")  # shown by default if a run has them
@@ -47,18 +49,17 @@ def read_frame(runs: Sequence[Record]) -> tuple[pd.DataFrame, list[str]]:
         configuration.
     """
     frame = records.frame(list(runs))
-    keys: set[str] = set()
-    metrics: dict[str, None] = {}  # names without repetition, in order
-    cells_of_runs = []
-    for run in runs:
-        settings = flatten(run.config)
-        keys |= {key for key in settings if not key.startswith(NO_RESULT)}
-        metrics |= dict.fromkeys(run.metrics)
-        cells_of_runs.append({**settings, **run.metrics})
-    new_keys = sorted(keys - set(frame.columns))
-    new_metrics = [name for name in metrics if name not in frame.columns]
-    columns = [*new_keys, *new_metrics]
-    rows = [[cells.get(column) for column in columns] for cells in cells_of_runs]
+    settings_of_runs = [flatten(run.config) for run in runs]
+    keys = {key for settings in settings_of_runs for key in settings}
+    new_keys = sorted(key for key in keys - set(frame.columns) if not key.startswith(NO_RESULT))
+    names = dict.fromkeys(name for run in runs for name in run.metrics)  # in order
+    taken = keys.union(frame.columns, [DIFFERS, COUNT])
+    metrics = {name: f"metrics.{name}" if name in taken else name for name in names}
+    rows = []
+    for run, settings in zip(runs, settings_of_runs, strict=True):
+        cells = [settings.get(key) for key in new_keys]
+        rows.append([*cells, *(run.metrics.get(name) for name in metrics)])
+    columns = [*new_keys, *metrics.values()]
     return frame.join(pd.DataFrame(rows, columns=columns, dtype=object)), new_keys
 
 
@@ -277,11 +278,11 @@ def _default_columns(frame: pd.DataFrame) -> list[str]:
 
 
 def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFrame:
-    """Return one row per group: its size n, and mean and standard deviation of each measure.
+    """Return one row per group: mean and standard deviation of each measure, of n runs.
 
-    A group has no mean if a value of one of its runs is undefined: the mean of the others would
-    hide that this run diverged. Runs without the measure, such as those of another task, are left
-    out.
+    If the measures are of different numbers of runs, each has its own n, such as `dice_n`. A group
+    has no mean if a value of one of its runs is undefined: the mean of the others would hide that
+    this run diverged. Runs without the measure, such as those of another task, are left out.
 
     Args:
         frame: the records.
@@ -297,8 +298,13 @@ def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFr
     for name in measures:
         if name.startswith("epsilon"):
             _require_comparable(name, groups)
-    columns: dict[str, Any] = {"n": groups["run"].count()}
+    counts = {name: groups[name].count() for name in measures}
+    first_count = next(iter(counts.values()), groups["run"].count())
+    has_one_count = all(count.equals(first_count) for count in counts.values())
+    columns: dict[str, Any] = {COUNT: first_count} if has_one_count else {}
     for name in measures:
+        if not has_one_count:
+            columns[f"{name}_{COUNT}"] = counts[name]
         is_undefined = frame[name].map(lambda value: isinstance(value, float) and isnan(value))
         has_undefined = is_undefined.groupby([frame[key] for key in by], dropna=False).any()
         columns[name] = groups[name].mean().mask(has_undefined)
@@ -384,10 +390,12 @@ def _equals(cell: Any, word: str) -> bool:
         return re.fullmatch(pattern, cell, flags=re.IGNORECASE | re.DOTALL) is not None
     if cell is None or cell != cell:  # NaN differs from itself
         return word.lower() in ("", "none", "null", "nan")
+    if str(cell).replace(" ", "").lower() == word.replace(" ", "").lower():
+        return True
     try:
         return bool(float(cell) == float(word))
     except (TypeError, ValueError):
-        return str(cell).replace(" ", "").lower() == word.replace(" ", "").lower()
+        return False
 
 
 def _sortable(column: pd.Series) -> pd.Series:

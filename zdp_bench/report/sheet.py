@@ -206,12 +206,14 @@ def _width_of(widths: Sequence[int]) -> int:
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table."""
-    rule = ["---"] * len(columns)
-    lines = [list(columns), rule]
-    for row in rows:
-        lines.append([cell.replace("|", "\\|") for cell in row])
+    """Return the lines of a Markdown table, with the words of each cell on one line."""
+    lines = [[_markdown_cell(cell) for cell in row] for row in (columns, *rows)]
+    lines.insert(1, ["---"] * len(columns))
     return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _markdown_cell(cell: str) -> str:
+    return " ".join(cell.splitlines()).replace("|", "\\|")
 
 
 def to_csv(numbers: Sequence[Numbers], columns: Sequence[str] = ()) -> str:
