@@ -37,6 +37,17 @@ def test_pixels_are_made_square() -> None:
     assert square_pixels(nifti.Header((35, 51, 35), (1.0, 1.0, 1.0))) == (51, 35)
 
 
+def test_one_or_two_slices_of_a_volume_are_not_its_edges(small_root: Path) -> None:
+    """They were the first and the last one, where no organ is."""
+    case = find_cases(small_root / FOLDER)[0]
+    middle = Msd(size=40, max_per_patient=1).read(case, "train")
+    np.testing.assert_array_equal(middle, Msd(size=40).read_slices(case, np.array([GRID[2] // 2])))
+    assert middle[:, 1].any()
+    halves = np.array([GRID[2] // 4, 3 * GRID[2] // 4])
+    two = Msd(size=40, max_per_patient=2).read(case, "train")
+    np.testing.assert_array_equal(two, Msd(size=40).read_slices(case, halves))
+
+
 def test_padding_keeps_area_in_mm(small_root: Path) -> None:
     case = find_cases(small_root / FOLDER)[0]
     made = Msd(size=80, fit="pad").read_slices(case, np.arange(GRID[2]))

@@ -53,7 +53,7 @@ from zdp_bench.data.files import (
     sha256,
 )
 from zdp_bench.data.nifti import resample, resample_mask, to_bytes
-from zdp_bench.data.owners import digest_files, place_owners
+from zdp_bench.data.owners import MAX_MIDDLE, digest_files, place_owners, spread_evenly
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.registry import register
 
@@ -313,8 +313,8 @@ class Msd(Decathlon):
         fit: "resize" stretches a slice to the square. "pad" keeps its resolution and places it in
             the middle; pixels that are not square are resampled to the length of the shorter side.
         max_per_patient: maximum number of training (and validation) slices per volume, spread
-            evenly, which bounds the contribution of a patient. Test volumes are always used whole,
-            so that Dice is measured per volume.
+            evenly (`spread_evenly`), which bounds the contribution of a patient. Test volumes are
+            always used whole, so that Dice is measured per volume.
         augment: augment training slices with random affine maps, flips and noise.
     """
 
@@ -346,10 +346,8 @@ class Msd(Decathlon):
         case: LabelledVolume,
         part: str,
     ) -> np.ndarray:
-        """Read slices spread evenly from the first to the last."""
         thickness = case.header.shape[2]
-        positions = np.linspace(0, thickness - 1, self.count(thickness, part))
-        return self.read_slices(case, np.round(positions).astype(int))
+        return self.read_slices(case, spread_evenly(thickness, self.count(thickness, part)))
 
     def digest_arrays(self, contents: str, cases: Sequence[LabelledVolume]) -> str:
         # Records identify data by this digest, so the text keeps the form of an earlier version,
@@ -359,6 +357,9 @@ class Msd(Decathlon):
             f"channel={self.channel}), {self.max_slices}, {self.validation_share}, "
             f"{self.test_share}, {self.split_seed})"
         )
+        # That version took the first and the last slice of a volume if it took one or two.
+        if self.max_per_patient is not None and self.max_per_patient <= MAX_MIDDLE:
+            settings += ", from the middle"
         return digest(f"{digest(contents)}:{settings}")
 
     def load(self, root: Path) -> Splits:

@@ -23,6 +23,7 @@ from zdp_bench.data.files import sha256
 from zdp_bench.errors import UserError
 
 BATCH = 1024  # examples that are digested at once
+MAX_MIDDLE = 2  # of an owner's examples are taken from the middle; see `spread_evenly`
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +123,17 @@ def place_owners(parts: dict[str, list[int]]) -> tuple[dict[str, slice], Tensor]
         start += sum(counts)
     all_counts = torch.tensor([count for counts in parts.values() for count in counts])
     return rows, torch.arange(len(all_counts)).repeat_interleave(all_counts)
+
+
+def spread_evenly(count: int, chosen: int) -> np.ndarray:
+    """Return the indices of `chosen` of an owner's `count` examples, such as slices, [chosen].
+
+    Three or more are spread from the first to the last one. One or two would then be the ends,
+    where a scan shows nothing, so they are in the middle of the whole, or of its two halves.
+    """
+    if chosen <= MAX_MIDDLE:
+        return ((np.arange(chosen) + 0.5) * count / chosen).astype(int)
+    return np.linspace(0, count - 1, chosen).round().astype(int)
 
 
 def pick_test_owners(

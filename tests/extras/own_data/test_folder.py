@@ -274,6 +274,17 @@ def test_a_whole_volume_is_one_example_of_planes_spread_evenly(tmp_path: Path) -
     assert (levels - levels[0]).tolist() == [0, 2, 3]  # of 4 planes, the nearest to 0, 1.5 and 3
 
 
+def test_one_plane_of_a_volume_or_example_of_a_patient_is_from_the_middle(tmp_path: Path) -> None:
+    make.write_masks(tmp_path / "d", "volume")
+    unscaled = {"mean": 0.0, "deviation": 1.0}
+    whole = folder(tmp_path / "d", "volume", **unscaled).load(tmp_path)
+    planes, _ = whole.train.batch(torch.arange(4))
+    for options in ({"depth": 1}, {"max_per_patient": 1}):
+        splits = folder(tmp_path / "d", "volume", **options, **unscaled).load(tmp_path)
+        single, _ = splits.train.batch(torch.arange(1))
+        assert torch.equal(single.view(8, 8), planes[2, 0])
+
+
 def test_a_recording_is_cut_padded_scaled_and_made_a_spectrogram(tmp_path: Path) -> None:
     data = folder(tmp_path, "clip", length=50, scale=256.0)
     wave = data.prepare(make.write_wav(tmp_path / "a.wav", 7, samples=40))

@@ -26,6 +26,7 @@ from zdp_bench.data.augmentation import augmentation
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import BadExamples
 from zdp_bench.data.kspace import SSIM_WINDOW
+from zdp_bench.data.owners import MAX_MIDDLE
 from zdp_bench.disk import expand_home
 from zdp_bench.errors import UserError, require
 from zdp_bench.extras.own_data import readers
@@ -341,6 +342,9 @@ class Folder(Form, Dataset):
             options = [getattr(self, key) for key in kind.keys]
             used = [indices.tolist() for indices in listing.used]
             text += repr((kind.name, kind.version, options, used))
+        # Earlier versions took the first and the last plane of a volume if they took one or two.
+        if self.depth is not None and self.depth <= MAX_MIDDLE:
+            text += ", from the middle"
         return files.digest(text)
 
     def _warn_of_darkness(self, images: Tensor) -> None:

@@ -29,7 +29,7 @@ from torch import Tensor
 from zdp_bench.data import signals
 from zdp_bench.data.files import require_inside, visible_files
 from zdp_bench.data.owner_names import may_name_owners, require_named, require_one_spelling
-from zdp_bench.data.owners import pick_test_owners
+from zdp_bench.data.owners import pick_test_owners, spread_evenly
 from zdp_bench.errors import UserError, require
 from zdp_bench.extras.own_data.readers import HEADER_SUFFIX, KINDS, Facts, Kind, fits
 from zdp_bench.foreign_files import Unfit, compile_pattern, expect, read_text, reading
@@ -532,8 +532,8 @@ def choose_examples(
 ) -> list[np.ndarray]:
     """Return the indices [k] of the used examples of each file.
 
-    If a patient has too many training examples, those used are spread evenly over the patient's
-    files and over the examples of each file, such as the planes of a volume.
+    If a patient has too many training examples, those used are spread evenly (`spread_evenly`) over
+    the patient's files and over the examples of each file, such as the planes of a volume.
 
     Args:
         items: the files.
@@ -550,7 +550,7 @@ def choose_examples(
         if max_per_patient is None or ends[-1] <= max_per_patient:
             continue
         # Indices among all examples of the patient.
-        chosen = np.linspace(0, ends[-1] - 1, max_per_patient).round().astype(int)
+        chosen = spread_evenly(ends[-1], max_per_patient)
         for index, end in zip(files, ends, strict=True):
             start = end - counts[index]
             used[index] = chosen[(start <= chosen) & (chosen < end)] - start

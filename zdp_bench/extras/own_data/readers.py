@@ -19,6 +19,7 @@ from annotated_types import Interval
 
 from zdp_bench.data import Window, nifti, pictures, signals
 from zdp_bench.data.itk import MARKS
+from zdp_bench.data.owners import spread_evenly
 from zdp_bench.data.pictures import Fit
 from zdp_bench.errors import UserError
 from zdp_bench.extras.own_data import arrays
@@ -176,12 +177,11 @@ def read_volume_mask(path: Path, form: Form) -> np.ndarray:
 
 
 def _choose_planes(voxels: np.ndarray, form: Form) -> torch.Tensor:
-    """Return planes [n, channels, Y, X] of a volume: all, or `depth` of them at equal distances."""
+    """Return planes [n, channels, Y, X] of a volume: all, or `depth` of them, spread evenly."""
     planes = nifti.turn_planes(voxels[..., None] if voxels.ndim == 3 else voxels)
     if form.depth is None:
         return planes
-    indices = np.linspace(0, len(planes) - 1, form.depth).round().astype(int)
-    return planes[torch.from_numpy(indices)]
+    return planes[torch.from_numpy(spread_evenly(len(planes), form.depth))]
 
 
 # ----------------------------------------------------------------------------------- recordings
