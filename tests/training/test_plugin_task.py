@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,9 +12,12 @@ from torch import Tensor
 
 from tests.tasks.plugin import MAE, WORDS, DigitByNumber, register_task
 from tests.training.test_run import carry_out
+from zdp_bench.config import configured
 from zdp_bench.errors import UserError
 from zdp_bench.tasks.metric import ACCURACY, DICE, NMSE, PSNR, ROC_AUC, Metric, describe
+from zdp_bench.training.build import check_fit
 from zdp_bench.training.evaluation import doubt
+from zdp_bench.training.setup import describe_data
 
 
 @pytest.mark.parametrize(("rate", "learns"), [("1", True), ("1e-9", False)])
@@ -55,6 +59,28 @@ def test_a_metric_is_held_against_chance_in_its_direction_and_size(
     said = doubt(metric, {metric.name: value}, chance, 400, 0.5, 2.0)
     assert bool(said) == warns
     assert not warns or "Change optimizer.lr (it is 0.5), the noise or the bound." in said
+
+
+class Answer(torch.nn.Module):
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        return {"logits": inputs}
+
+
+@pytest.mark.parametrize(
+    ("loss", "fault"),
+    [
+        (lambda outputs, targets: 0.5, "the loss is a float, and not a tensor"),
+        (lambda outputs, targets: outputs.logits, "has no attribute 'logits'"),
+        (lambda outputs, targets: outputs["classes"], "there is no 'classes'"),
+    ],
+)
+def test_a_loss_of_other_outputs_is_refused_in_one_sentence(
+    loss: Callable[[Any, Tensor], Any], fault: str
+) -> None:
+    config = configured(["recipe=quickstart"])
+    task = Mock(loss=loss, targets="", min_side=0)
+    with pytest.raises(UserError, match=rf"do not fit dataset=.*{fault}\.$"):
+        check_fit(config, Answer(), task, describe_data(config))
 
 
 def test_what_a_plugin_declares_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

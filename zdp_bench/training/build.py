@@ -47,7 +47,8 @@ UNFIT = (
     RuntimeError,
     ValueError,
     TypeError,
-    IndexError,
+    LookupError,
+    AttributeError,
     ArithmeticError,
     MemoryError,
     AssertionError,
@@ -157,6 +158,8 @@ def check_fit(
                 shape = list(targets.shape[1:])
                 targets_note = f", targets of shape {shape} where the task takes {required}"
             losses = task.loss(model.eval()(inputs), targets)
+            if not isinstance(losses, Tensor):
+                raise TypeError(f"the loss is a {type(losses).__name__}, and not a tensor")
     except (UserWarning, *UNFIT) as error:
         if "complex" in str(error) and not any(p.is_complex() for p in model.parameters()):
             raise UserError(
@@ -198,6 +201,8 @@ def _unfit(
 ) -> UserError:
     """Return the error for model, task and data that do not fit one another."""
     message = (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
+    if isinstance(error, KeyError):  # whose message is only the key
+        message = f"there is no {message}"
     if is_out_of_memory(error):
         return UserError(
             f"model={config.model.name}: needs more memory than is available ({message}); make it "

@@ -43,6 +43,8 @@ REPLACED = ".replaced"  # suffix of the files of a run that is carried out again
 # Suffix of an empty file that states the name under which a ledger of that run was set aside
 MARKER = f".set_aside{REPLACED}"
 _MARKER_NAMES = re.compile(r"(.*\.jsonl\.\d+)(\.set_aside)?\.replaced")  # also of older versions
+EPSILONS = ("privacy.target_epsilon", "privacy.claimed_epsilon")
+NOISE = "algorithm.noise_multiplier"
 MAX_LISTED = 10  # number of runs that an error lists
 START_AGAIN = (
     "add force=true to start again (its steps still count), or rename the run's folder "
@@ -385,8 +387,11 @@ def command_of(record: Record) -> str:
             words.append(f"{group}={name or 'none'}")
     # Groups first, because another group has other defaults.
     default = records.flatten(configured(words).resolved)
+    # Of a run with a target or claimed ε, the recorded noise is what that ε gave.
+    is_calibrated = any(recorded.get(key) is not None for key in EPSILONS)
     for key, value in sorted(recorded.items()):
         is_changed = key in default and default[key] != value
-        if is_changed and not key.startswith("claims."):
+        is_derived = key == NOISE and is_calibrated
+        if is_changed and not is_derived and not key.startswith("claims."):
             words.append(write_word(key, value))
     return shlex.join(["zdp-bench", "run", *words, "force=true"])

@@ -152,6 +152,18 @@ def test_a_clone_without_the_weights_says_how_to_get_them(
     assert f"{shlex.join(words)}." in err
 
 
+@pytest.mark.parametrize("key", ["target_epsilon", "claimed_epsilon"])
+def test_the_command_to_train_again_is_accepted_with_noise_for_an_epsilon(
+    finished: Outcome, key: str
+) -> None:
+    """It gave the noise as well as the ε that had set it, and was refused."""
+    config = configured(["recipe=quickstart", f"privacy.{key}=2"]).resolved
+    config["algorithm"]["noise_multiplier"] = 1.234  # as a run records it
+    record = replace(finished.record, config=config)
+    words = shlex.split(command_of(record))[2:]
+    assert configured(words).resolved["privacy"][key] == 2
+
+
 @pytest.mark.parametrize("path", ["/data/José", "/data/José 2", "C:\\x y", "null"])
 def test_the_command_to_train_again_reads_the_path_of_the_data(
     finished: Outcome, path: str
