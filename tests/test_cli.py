@@ -246,7 +246,7 @@ EMPTY = [
     ("report", "contains no runs"),
     ("figure --runs --x seed --y accuracy", "contains no runs"),
     ("figure cost", "Create it with `zdp-bench table cost"),
-    ("table faceoff", "`zdp-bench reproduce faceoff` makes them"),
+    ("table faceoff", "`zdp-bench reproduce faceoff` makes missing runs"),
     ("export quickstart --to out", "no finished run with weights"),
     ("predict out in.npy --out o.npy", "out"),
 ]
@@ -351,7 +351,7 @@ def test_a_data_sets_name_is_not_a_file_of_the_working_folder(
     (here / "mnist").mkdir()
     code, _, err = run(capsys, "data", "check", "mnist", "--root", str(here / "root"))
     assert (code, err.count("were expected")) == (2, 4)
-    code, _, err = run(capsys, "data", "check", "./mnist", "--root", str(here / "root"))
+    code, _, err = run(capsys, "data", "check", "./mnist")
     assert "contains no file in a class folder" in err
 
 

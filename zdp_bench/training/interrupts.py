@@ -20,7 +20,6 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-from zdp_bench.disk import find_target
 from zdp_bench.errors import UserError, explain_missing, is_out_of_memory
 
 # Exit codes of a process that received a signal and has saved its state. 75 is EX_TEMPFAIL, "try
@@ -146,6 +145,8 @@ def explain(error: BaseException) -> UserError | None:
             "everything saved is intact."
         )
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG and error.filename:
+        from zdp_bench.disk import find_target  # not needed for --help, and slow
+
         path = Path(str(error.filename))
         return UserError(
             f"{find_target(path) or path}: the name is too long for the file system; choose a "
