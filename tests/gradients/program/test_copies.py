@@ -59,3 +59,32 @@ def test_attributes_of_parameters_are_copied() -> None:
     shared = copy_apart(model, tuple(model.parameters()))
     assert shared.weight is model.weight
     assert torch.equal(own, model.weight)
+
+
+class Attached(nn.Module):
+    """A module that leaves its trainer out of its state, as Lightning's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trainer = Trainer()
+        self.lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, object]:
+        return vars(self) | {"trainer": None}
+
+
+class Trainer:
+    copies = 0
+
+    def __deepcopy__(self, memo: object) -> Trainer:
+        Trainer.copies += 1
+        return self
+
+
+def test_what_a_module_leaves_out_of_its_state_is_not_copied() -> None:
+    """The copy of a trainer prints exceptions that Python ignores."""
+    model = Attached()
+    twin = copy_apart(model)
+    assert twin.trainer is None
+    assert twin.lock is model.lock
+    assert not Trainer.copies

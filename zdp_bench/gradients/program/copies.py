@@ -24,7 +24,8 @@ def copy_apart(
         shared: other objects that are shared with the original instead of copied.
     """
     memo: dict[int, Any] = {id(shared_object): shared_object for shared_object in shared}
-    attributes = [value for module in model.modules() for value in vars(module).values()]
+    # What a copy gets: a Lightning module leaves its trainer out.
+    attributes = [value for module in model.modules() for value in _state_of(module).values()]
     for value in attributes:
         if isinstance(value, Tensor) and not value.is_leaf:  # `deepcopy` rejects such tensors
             memo[id(value)] = value.detach().clone()
@@ -41,6 +42,11 @@ def copy_apart(
         if parameter is not original:  # `deepcopy` leaves out a parameter's attributes
             vars(parameter).update(copy.deepcopy(vars(original)))
     return copied
+
+
+def _state_of(module: nn.Module) -> dict[str, Any]:
+    state: Any = module.__getstate__()
+    return state if isinstance(state, dict) else vars(module)
 
 
 def _share_parameters(copied: nn.Module, model: nn.Module, shared: set[int]) -> None:
