@@ -461,6 +461,16 @@ def in_a_context_variable_without_a_value() -> Largest:
     return remember
 
 
+def in_a_context_variable_without_a_default() -> Largest:
+    variable: ContextVar[float] = ContextVar("largest")
+
+    def remember(value: float) -> float:
+        variable.set(max(variable.get(0.0), value))
+        return variable.get()
+
+    return remember
+
+
 def in_a_text() -> Largest:
     text = io.StringIO()
 
@@ -597,6 +607,7 @@ HOLDERS: dict[str, Callable[[], Largest]] = {
     "a script module": in_a_script_module,
     "a context variable": in_a_context_variable,
     "a context variable without a value": in_a_context_variable_without_a_value,
+    "a context variable without a default": in_a_context_variable_without_a_default,
     "a text in memory": in_a_text,
     "bytes in memory": in_a_file_of_bytes,
     "the environment": in_the_environment,

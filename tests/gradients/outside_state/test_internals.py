@@ -6,6 +6,8 @@ import functools
 import gc
 import itertools
 import threading
+import weakref
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -128,3 +130,19 @@ def test_the_slots_of_a_librarys_objects_are_restored_as_its_dictionaries_are() 
     with preserve_outside_state(link):
         link.following = Link()
     assert link.following is link
+
+
+def test_the_factory_of_a_default_dictionary_is_restored() -> None:
+    memory: Any = defaultdict(float)
+    with preserve_outside_state(memory) as restore:
+        memory.default_factory = int
+        assert restore()
+    assert memory.default_factory is float
+
+
+def test_an_entry_of_a_weak_dictionary_is_not_restored_without_its_value() -> None:
+    owners = [Owner()]
+    memory = weakref.WeakValueDictionary(first=owners[0])
+    with preserve_outside_state(memory):
+        owners.clear()
+    assert len(memory) == len([*memory.values()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -256,3 +257,22 @@ def test_a_conjugate_or_negated_view_has_the_checksum_of_its_numbers() -> None:
     pairs = torch.view_as_complex(torch.randn(3, 2))
     for view in (pairs.conj(), pairs.conj().imag):
         assert numbers._checksum_of(view) == numbers._checksum_of(view.resolve_conj().resolve_neg())
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [torch.zeros(2), torch.zeros(2, dtype=torch.complex64), array("d", [0.0]), np.zeros(1)],
+    ids=["tensor", "complex", "array of Python's", "array"],
+)
+def test_the_sign_of_zero_is_restored(memory: Any) -> None:
+    with preserve_outside_state(memory) as restore:
+        memory[0] = -0.0
+        assert restore()
+        assert not restore()
+    assert not np.signbit(np.asarray(memory).real).any()
+
+
+def test_an_array_with_nan_has_not_changed() -> None:
+    """NaN is not equal to itself, so that the array seemed to change all the time."""
+    with preserve_outside_state(array("d", [float("nan")])) as restore:
+        assert not restore()

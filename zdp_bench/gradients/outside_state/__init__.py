@@ -33,6 +33,7 @@ from torch import Tensor
 # Importing these registers their rules.
 from zdp_bench.gradients.outside_state import code, containers, objects  # noqa: F401
 from zdp_bench.gradients.outside_state.content import Content, Restore, content_of
+from zdp_bench.gradients.outside_state.context import own_context
 from zdp_bench.gradients.outside_state.numbers import (
     are_equal,
     content_without_copy_of,
@@ -66,19 +67,22 @@ def preserve_outside_state(
     """
     contents: list[Content] = []
     is_captured = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    with own_context() as renew_context:
 
-    def restore() -> bool:
-        return _restore_all(contents)
+        def restore() -> bool:
+            has_changed = _restore_all(contents)
+            renew_context()
+            return has_changed
 
-    try:
-        if roots and not is_captured:  # without code, nothing changes the environment either
-            _find_contents([*roots, os.environ], {id(weight) for weight in weights}, contents)
-        yield restore
-    finally:
-        for content in contents:
-            if content.finish is not None:
-                content.finish()
-        restore()
+        try:
+            if roots and not is_captured:  # without code, nothing changes the environment either
+                _find_contents([*roots, os.environ], {id(weight) for weight in weights}, contents)
+            yield restore
+        finally:
+            for content in contents:
+                if content.finish is not None:
+                    content.finish()
+            _restore_all(contents)
 
 
 def _restore_all(contents: list[Content]) -> bool:

@@ -9,10 +9,13 @@ from typing import Any
 from zdp_bench.gradients.outside_state.content import (
     MISSING,
     Content,
+    Slot,
     are_same,
     class_and_attributes_of,
     content_of,
 )
+
+_FACTORY: Any = vars(defaultdict)["default_factory"]
 
 
 @content_of.register(tuple)
@@ -77,7 +80,7 @@ def _(values: dict) -> Content:
 
     parts = [*keys, *contents, *class_and_attributes_of(values)]
     if isinstance(values, defaultdict):
-        parts.append(values.default_factory)
+        parts.append(Slot(values, _FACTORY))
     return Content(parts, restore)
 
 
@@ -87,7 +90,7 @@ def _(values: Any) -> Content:
     numbers = values[:]
 
     def restore() -> bool:
-        if values == numbers:
+        if bytes(values) == bytes(numbers):  # NaN equals NaN, and -0.0 is not 0.0
             return False
         values[:] = numbers
         return True

@@ -65,7 +65,7 @@ def _(tensor: Tensor) -> Content:
         is_moved = tensor.dtype != memory.dtype or not tensor.is_set_to(memory)
         if is_moved:
             tensor.data = memory
-        is_written = not are_equal(memory, numbers)
+        is_written = not torch.equal(_integers_of(memory), _integers_of(numbers))
         if is_written:
             _write(memory, numbers)
         return is_moved or is_written
@@ -186,11 +186,15 @@ def _checksum_of(tensor: Tensor) -> int:
     """Return the sum of a tensor's bits, read as integers; 0 for an unusual kind of tensor."""
     if not _can_be_copied(tensor):
         return 0
+    return int(_integers_of(tensor).sum(dtype=torch.int64))
+
+
+def _integers_of(tensor: Tensor) -> Tensor:
+    """Return a tensor's bits, read as integers, which tell -0.0 from 0.0."""
     numbers = tensor.detach().resolve_conj().resolve_neg()
     if numbers.is_complex():
         numbers = torch.view_as_real(numbers)
-    integers = numbers.view(_INTEGERS[numbers.element_size()])
-    return int(integers.sum(dtype=torch.int64))
+    return numbers.view(_INTEGERS[numbers.element_size()])
 
 
 def is_table(value: Any) -> bool:

@@ -7,12 +7,15 @@ import io
 import itertools
 import os
 import pickle
+import re
+import sys
 import threading
 import types
 import warnings
 import weakref
 from collections.abc import Iterator
-from contextvars import Context, ContextVar
+from contextlib import suppress
+from contextvars import ContextVar
 from operator import length_hint
 from typing import Any
 
@@ -35,15 +38,13 @@ from zdp_bench.gradients.outside_state.numbers import content_of_table, is_table
 # Modules of libraries whose objects hold what a user stores in them. Others, such as loggers and
 # trainers, may be in use by other threads.
 MODULES_OF_HOLDERS = (
-    *("argparse", "builtins", "collections", "functools", "itertools", "queue", "types"),
+    *("argparse", "builtins", "collections", "csv", "functools", "itertools", "queue", "types"),
     *("weakref", "_weakrefset", "numpy", "scipy", "pandas", "torch._library.custom_ops"),
     *("torch.distributions", "torch.nn", "torch.optim", "torch.utils.data"),
     *("sklearn", "transformers", "timm", "monai", "peft", "einops", "torchvision", "torchaudio"),
     *("cachetools", "networkx", "omegaconf", "sortedcontainers"),
 )
-
-# Modules of iterators that tell their position: of lists, deques, arrays and CSV files.
-WITH_POSITION = ("builtins", "_collections", "array", "numpy", "_csv")
+_PATTERN: Any = re.compile("")
 
 
 @content_of.register(object)
@@ -149,7 +150,8 @@ def _(module: types.ModuleType) -> Content:
 
 @content_of.register
 def _(reference: weakref.ref) -> Content:
-    return Content([reference()])
+    """Return the object, which is kept so long, as is its entry in a weak dictionary."""
+    return Content([reference()], lambda: False)
 
 
 @content_of.register(weakref.ProxyType)
@@ -169,31 +171,9 @@ def _(local: threading.local) -> Content:
 
 @content_of.register
 def _(variable: ContextVar) -> Content:
+    """Return what a variable holds, and whether that has changed. `own_context` restores it."""
     content = variable.get(MISSING)
-    if content is MISSING:  # its default value takes the place of none
-        content = Context().run(_read_default, variable)
-
-    def restore() -> bool:
-        if variable.get(content) is content:
-            return False
-        if content is MISSING:
-            raise UserError(
-                f"the context variable '{variable.name}' is set by the model or the loss, so an "
-                "example may affect others, which clipping cannot bound: do not set it, or give "
-                "it a default value."
-            )
-        variable.set(content)
-        return True
-
-    return Content([content], restore)
-
-
-def _read_default(variable: ContextVar) -> Any:
-    """Return the value of a variable in an empty context."""
-    try:
-        return variable.get()
-    except LookupError:
-        return MISSING
+    return Content([content], lambda: variable.get(MISSING) is not content)
 
 
 @content_of.register
@@ -230,12 +210,16 @@ def _(file: Any) -> Content:
 
 @content_of.register
 def _(iterator: Iterator) -> Content:
-    """Return what an iterator holds. It cannot be set back, so that advancing it is refused."""
-    is_generator = isinstance(iterator, types.GeneratorType)
-    if not is_generator and type(iterator).__module__ not in (*WITH_POSITION, "itertools"):
+    """Return what an iterator holds. It cannot be set back, so that advancing it is refused.
+
+    One that does not tell its position is refused at once.
+    """
+    if not isinstance(iterator, types.GeneratorType) and not _is_pythons(iterator):
         return content_of.dispatch(object)(iterator)
     parts = _parts_of_iterator(iterator)
     position = _position_of(iterator)
+    if position is None:
+        _refuse_without_position(iterator)
 
     def require_unchanged() -> bool:
         has_same_parts = are_same(_parts_of_iterator(iterator), parts)
@@ -250,6 +234,23 @@ def _(iterator: Iterator) -> Content:
     return Content(parts, require_unchanged)
 
 
+@content_of.register(type(_PATTERN.scanner("")))  # which `re.finditer` advances
+def _refuse_without_position(iterator: Any) -> Content:
+    raise UserError(
+        f"the model or the loss can advance a {type(iterator).__name__}, which does not tell its "
+        "position, so an example may affect others, which clipping cannot bound: hold a list of "
+        "its items instead."
+    )
+
+
+def _is_pythons(iterator: Iterator[Any]) -> bool:
+    """Return True for an iterator of Python's or NumPy's in C that reads no file or database."""
+    package = type(iterator).__module__.partition(".")[0]
+    is_in_c = isinstance(type(iterator).__next__, types.WrapperDescriptorType)
+    is_outside = isinstance(iterator, io.IOBase) or package == "sqlite3"
+    return is_in_c and not is_outside and package in {*sys.stdlib_module_names, "numpy"}
+
+
 def _parts_of_iterator(iterator: Iterator) -> list[Any]:
     """Return the objects that an iterator of Python's refers to, such as a running total."""
     if isinstance(iterator, types.GeneratorType):
@@ -262,22 +263,21 @@ def _parts_of_iterator(iterator: Iterator) -> list[Any]:
 
 
 def _position_of(iterator: Iterator) -> Any:
-    """Return a value that differs once an iterator of Python's has advanced, if one is known."""
+    """Return a value that differs once an iterator has advanced, or None if none is known."""
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame
-        return None if frame is None else frame.f_lasti  # None at its end
-    if type(iterator).__module__ in WITH_POSITION:
-        try:
-            position = iterator.__reduce__()
-        except TypeError:  # it cannot be pickled
-            position = ()
-        attributes = [getattr(iterator, name, None) for name in ("index", "line_num")]
-        return length_hint(iterator, -1), position, attributes
+        return -1 if frame is None else frame.f_lasti  # None at its end
     if isinstance(iterator, itertools.count | itertools.repeat):
         return repr(iterator)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.14 copies none of these
-        try:
-            return pickle.dumps(iterator)
-        except Exception:
-            return None
+    if type(iterator).__module__ == "itertools":
+        with warnings.catch_warnings(), suppress(Exception):
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return pickle.dumps(iterator)  # Python 3.14 copies none of these
+        return ()  # what it advances tells
+    position: list[Any] = [length_hint(iterator, -1)]
+    with suppress(TypeError):  # it cannot be pickled
+        position.extend(iterator.__reduce__())
+    for name in ("index", "line_num", "iterindex"):
+        with suppress(AttributeError, ValueError):
+            position.append(getattr(iterator, name))
+    return None if position == [-1] else position
