@@ -12,11 +12,20 @@ from zdp_bench.data.derived_kspace import KSpaceFromVolumes, PublicKSpace, draw_
 from zdp_bench.data.files import card
 from zdp_bench.data.kspace import centre_crop, to_image, to_kspace
 from zdp_bench.data.mri_sequences import MriSequences, transform_slices, whiten
+from zdp_bench.errors import UserError
 from zdp_bench.extras.standins.scans import draw_head
 
 
 def magnitudes(number: int) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 200, (9, 10 + number % 2, 4)).astype(np.uint8)
+
+
+def test_pictures_of_no_known_release_are_not_advised_to_set_another_data_set_s_option(
+    tmp_path: Path,
+) -> None:
+    write_cifar10(tmp_path)
+    with pytest.raises(UserError, match=r"release\. Unpack the official archive\.$"):
+        PublicKSpace(train=4, test=2).load(tmp_path)
 
 
 def test_references_are_the_volumes_own_slices(tmp_path: Path) -> None:

@@ -36,10 +36,14 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("fastmri", {"center_fraction": 0.3}, "dataset.center_fraction=0.3: must lie"),
     ("fastmri", {"height": 17, "width": 12}, "dataset.height=17: .* as large as 17 by 12"),
     ("mri_sequences", {"validation_patients": 3}, "patients=3: must be less than the 3 test"),
-    ("mri_sequences_from_volumes", {"test_share": 0.0}, "dataset.test_share=0.0: leaves 5 volumes"),
+    (
+        "mri_sequences_from_volumes",
+        {"test_share": 0.01},
+        "dataset.test_share=0.01: leaves 5 volumes",
+    ),
     ("msd", {"task": "livr"}, "Did you mean 'liver'"),
-    ("msd", {"test_share": 0.0}, "none of 5 volumes to test"),
-    ("msd", {"test_share": 1.0, "validation_share": 0.0}, "none of 5 volumes to train"),
+    ("msd", {"test_share": 0.01}, "none of 5 volumes to test"),
+    ("msd", {"test_share": 0.99, "validation_share": 0.0}, "none of 5 volumes to train"),
     ("msd", {"channel": 3}, "dataset.channel=3: .*liver_0.* has 1 channels"),
     ("physionet2012", {"validation_share": 0.999}, "dataset.validation_share=0.999: leaves none"),
     ("physionet2012", {"norm": 1e39}, r"dataset.norm=1e\+39: must be"),
@@ -53,6 +57,15 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("speech_commands", {"grid": [200, 10]}, "must be two numbers, at most 124 frames"),
     ("speech_commands", {"words": ["yes", "no"], "test_share": 0.0}, "leaves 20 clips to train"),
 ]
+
+
+def test_every_share_of_a_data_set_has_a_range() -> None:
+    """A test_share of ∞ ended in a traceback."""
+    for name in names("dataset"):
+        for key in get_type_hints(lookup("dataset", name)):
+            if key.endswith("_share"):
+                with pytest.raises(UserError, match=rf"^dataset\.{key}=inf: must be"):
+                    dataset(name, **{key: math.inf})
 
 
 def ends_of(hint: Any) -> Iterator[float]:

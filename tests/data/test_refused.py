@@ -413,6 +413,9 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("idx", "a", put(IDX + b"x"), "announces 24 bytes .* but more are there"),
     ("idx", "a", make_folder, "not a file"),
     ("mnist", TRAIN, keep(-100), "EOFError"),
+    ("mnist", TRAIN, labels(np.zeros((200, 32, 32))), "28×28 pixels, and .* images 32×32"),
+    ("mnist", TRAIN, labels(np.zeros((200, 0, 28))), "holds images of 0×28 pixels"),
+    ("phasemnist", TRAIN, labels(np.zeros((200, 32, 32))), "28×28 pixels, and .* images 32×32"),
     ("mnist", TRAIN_LABELS, labels(np.zeros(7)), "7 labels, and .* 200 images"),
     ("mnist", TRAIN_LABELS, labels(np.full(200, 11)), "holds label 11"),
     # CIFAR-10
@@ -434,6 +437,22 @@ READERS: dict[str, Callable[[Path], object]] = {
     "nifti": nifti.read,
     "nifti labels": nifti.read_labels,
 }
+
+
+@pytest.mark.parametrize("name", ["chest_xray", "cpsc2018", "msd", "speech_commands", "own"])
+def test_a_name_that_is_not_utf_8_is_named(name: str, small_root: Path, tmp_path: Path) -> None:
+    """It could be neither digested nor written."""
+    made, options = SETS["folder picture" if name == "own" else name]
+    if callable(made):
+        made(tmp_path)
+        options = options | {"path": str(tmp_path / "own")}
+    else:
+        copy_folder(small_root, tmp_path, made[0])
+    suffixes = (".jpeg", ".hea", ".nii.gz", ".wav", ".png")
+    path = max(path for path in tmp_path.rglob("*") if path.name.endswith(suffixes))
+    path.rename(path.with_name(os.fsdecode(b"M\xfcller") + "".join(path.suffixes)))
+    load = dataset("folder" if name == "own" else name, **options).load
+    assert_refused(lambda: load(tmp_path), "M\\xfcller", "its name is not UTF-8; rename it")
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=lambda n: f"{CASES[n][0]}-{n}")

@@ -82,7 +82,11 @@ class Cifar10(Dataset):
         augmentation(self.augment, 0.0)
 
     def load(self, root: Path) -> Splits:
-        files, sums, provenance, notes = read(self.paths(root), card("cifar10"), self.check)
+        advice = (
+            ", or set dataset.check=false to read it as it is; its provenance is then 'derived'"
+        )
+        paths = self.paths(root)
+        files, sums, provenance, notes = read(paths, card("cifar10"), self.check, advice)
         mean = torch.tensor(MEAN).view(3, 1, 1)
         deviation = torch.tensor(DEVIATION).view(3, 1, 1)
         if self.normalise == "unit":
@@ -168,6 +172,7 @@ def read(
     paths: list[Path],
     data_card: Card,
     check: bool,
+    advice: str = "",
 ) -> tuple[list[Images], str, Provenance, str]:
     """Read the six files.
 
@@ -175,6 +180,7 @@ def read(
         paths: paths of the files, training files first.
         data_card: the card, which lists the known releases.
         check: reject files of no known release.
+        advice: what else than to unpack the official archive helps then.
 
     Returns:
         The images of each file, the digest of the files, their provenance, and the notes.
@@ -187,8 +193,7 @@ def read(
     if check and release is None:
         raise UserError(
             f"{paths[0]}: the images in its folder are not from a known release. Unpack the "
-            "official archive, or set dataset.check=false to read it as it is; its provenance is "
-            "then 'derived'."
+            f"official archive{advice}."
         )
     sums = digest("".join(sha256(path) for path in paths))
     notes = NOTES.get(str(release), "files of no known release, in CIFAR-10's layout")

@@ -266,13 +266,30 @@ def find_visible(folder: Path, pattern: str) -> list[Path]:
     for path in sorted(folder.glob(pattern)):
         parts = path.relative_to(folder).parts
         if not any(part.startswith(".") for part in parts):
+            _require_utf8(path)
             paths.append(path)
     return paths
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """List the entries of a folder, sorted by name, without hidden files, which macOS creates."""
-    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    """List the entries of a folder, sorted by name, without hidden files, which macOS creates.
+
+    Raises:
+        UserError: A name is not UTF-8.
+    """
+    paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    for path in paths:
+        _require_utf8(path)
+    return paths
+
+
+def _require_utf8(path: Path) -> None:
+    """Reject a name that is not UTF-8, which can be neither digested nor written as a text."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(path).decode(errors="backslashreplace")
+        raise UserError(f"{shown}: its name is not UTF-8; rename it.") from None
 
 
 def list_files(

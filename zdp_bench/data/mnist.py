@@ -106,11 +106,12 @@ class Mnist(Dataset):
         if self.check:  # before anything is decompressed
             for path, file in zip(paths, mnist.files, strict=True):
                 verify(path, file, mnist.name)
-        images = []
+        images: list[torch.Tensor] = []
         labels = []
         # The card lists images and labels in turn, first those to train on, then those to test on.
         for image_path, label_path in zip(paths[::2], paths[1::2], strict=True):
             part_images = read_idx(image_path, dims=3)
+            _require_size(part_images, images, image_path)
             part_labels = read_idx(label_path, dims=1)
             _check_pair(part_images, part_labels, label_path)
             images.append(self.to_float(part_images))
@@ -146,6 +147,22 @@ class FashionMnist(Mnist):
         black = float(self.to_float(np.zeros(1, np.uint8)))
         augment = augmentation(self.augment, black)
         return replace(super().load(root), augment=augment)
+
+
+def _require_size(
+    part_images: np.ndarray,
+    images: list[torch.Tensor],
+    path: Path,
+) -> None:
+    """Reject images without pixels, or of another size than those of the part before, if any."""
+    height, width = part_images.shape[1:]
+    with reading(path):
+        content = f"holds images of {height}×{width} pixels"
+        expect(height * width > 0, content)
+        for other in images:
+            rows, columns = other.shape[1:]
+            rule = f"{content}, and the file of the training images {rows}×{columns}"
+            expect((height, width) == (rows, columns), rule)
 
 
 def _check_pair(

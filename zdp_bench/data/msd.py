@@ -35,6 +35,7 @@ from zdp_bench.data import (
     Dataset,
     DatasetInfo,
     Examples,
+    Fraction,
     MaxCount,
     Pixels,
     PublicFraction,
@@ -159,7 +160,7 @@ class Decathlon(Dataset):
     task: str
     channel: Annotated[int, Ge(0)] = 0
     validation_share: PublicFraction
-    test_share: float
+    test_share: Fraction
     split_seed: int = 0
 
     def __post_init__(self) -> None:
@@ -325,7 +326,7 @@ class Msd(Decathlon):
     fit: Literal["resize", "pad"] = "resize"
     max_per_patient: MaxCount = SLICES
     validation_share: PublicFraction = 0.076
-    test_share: float = 0.305
+    test_share: Fraction = 0.305
     augment: bool = True
 
     @property

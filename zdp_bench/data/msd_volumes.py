@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from annotated_types import Interval, Len
 from torch import Tensor
 
-from zdp_bench.data import PublicFraction, Splits
+from zdp_bench.data import Fraction, PublicFraction, Splits
 from zdp_bench.data.files import digest
 from zdp_bench.data.msd import PIXELS, Decathlon, LabelledVolume, read_case
 from zdp_bench.data.nifti import to_bytes
@@ -39,7 +39,7 @@ class MsdVolumes(Decathlon):
     task: str = "hippocampus"
     shape: Annotated[list[Annotated[int, Interval(ge=4, le=512)]], Len(3, 3)]
     validation_share: PublicFraction = 0.1
-    test_share: float = 0.2
+    test_share: Fraction = 0.2
 
     @property
     def sides(self) -> tuple[int, ...]:

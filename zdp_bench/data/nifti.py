@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zdp_bench.data import Dataset, DatasetInfo, itk
+from zdp_bench.data import Dataset, DatasetInfo, Fraction, itk
 from zdp_bench.data.files import (
     absent,
     count_held_out,
@@ -128,7 +128,7 @@ class OfVolumes(Dataset):
     name: ClassVar[str]
 
     folder: str = HIPPOCAMPI
-    test_share: float = 0.2
+    test_share: Fraction = 0.2
     split_seed: int = 0
 
     def find(self, root: Path) -> dict[Path, Header]:

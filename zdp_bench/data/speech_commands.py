@@ -39,6 +39,7 @@ from zdp_bench.data.files import (
     is_file_name,
     list_files,
     require_distinct,
+    visible_files,
 )
 from zdp_bench.data.owners import digest_files, hold_out_owners
 from zdp_bench.data.signals import read_sound
@@ -248,7 +249,7 @@ class SpeechCommands(Dataset):
         """Return the (path, label) of every clip that is used, sorted by word and name."""
         if not folder.is_dir():
             raise absent(folder, "speech_commands")
-        all_words = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        all_words = [path.name for path in visible_files(folder) if path.is_dir()]
         chosen = []
         for label, word in enumerate(self.words):
             if word not in all_words:

@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from annotated_types import Ge, Interval
 
-from zdp_bench.data import MaxCount, Pixels, PublicFraction, nifti
+from zdp_bench.data import Fraction, MaxCount, Pixels, PublicFraction, nifti
 from zdp_bench.data.derived_kspace import draw_phase
 from zdp_bench.data.fastmri import FOLDERS, FastMri, Side, write_volume
 from zdp_bench.data.files import count_held_out
@@ -118,7 +118,7 @@ class KSpacePhantom(StandIn, FastMri):
     height: Side = 32
     width: Side = 40
     slices: Annotated[int, Interval(ge=1, le=100)] | None = 2
-    test_share: float = 0.2
+    test_share: Fraction = 0.2
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -187,7 +187,7 @@ class MriSequencesSynthetic(StandIn, MriSequences):
     patients: Annotated[int, Interval(ge=2, le=1000)] = 30
     slices: Annotated[int, Ge(1)] = 4
     validation_patients: Annotated[int, Ge(0)] = 0
-    test_share: float = 0.3
+    test_share: Fraction = 0.3
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -228,7 +228,7 @@ class MsdSynthetic(Abdomens, Msd):
     size: Pixels = 64
     max_per_patient: MaxCount = 16
     validation_share: PublicFraction = 0.1
-    test_share: float = 0.2
+    test_share: Fraction = 0.2
 
 
 @register("dataset", "msd_volumes_synthetic")
