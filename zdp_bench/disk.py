@@ -13,6 +13,7 @@ import shutil
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
@@ -21,6 +22,7 @@ from pathlib import Path
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.foreign_files import open_regular
 
+A_DAY = 86_400  # seconds
 PATIENCE = 5.0  # seconds of waiting for a lock before a message is printed
 
 
@@ -52,6 +54,15 @@ def find_target(path: Path) -> Path | None:
 def list_partial(folder: Path) -> list[Path]:
     """Return the partial files in a folder, which killed processes left if nobody writes there."""
     return [path for path in folder.iterdir() if find_target(path)]
+
+
+def is_left_behind(partial: Path) -> bool:
+    """Return True if nothing was written to a partial file or folder for a day.
+
+    The process that wrote there was then killed.
+    """
+    newest = max(path.lstat().st_mtime for path in (partial, *partial.rglob("*")))
+    return time.time() - newest > A_DAY
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.damage import within
 from zdp_bench import disk
 from zdp_bench.data import cache
-from zdp_bench.data.cache import A_DAY, load_or_make
+from zdp_bench.data.cache import load_or_make
 from zdp_bench.errors import UserError
 
 ROWS = np.arange(40, dtype=np.float32).reshape(10, 4)
@@ -28,7 +28,7 @@ def test_an_array_is_made_once_and_what_a_killed_process_left_goes(tmp_path: Pat
     old, young = folder / f".{'a' * 32}.1.npy", disk.name_partial(folder / f"{'b' * 32}.npy")
     old.touch()
     young.touch()
-    os.utime(old, (0, young.stat().st_mtime - A_DAY - 1))
+    os.utime(old, (0, young.stat().st_mtime - disk.A_DAY - 1))
     np.testing.assert_array_equal(make(), ROWS)
     found = load_or_make("rows", "d" * 64, (10, 4), np.float32, iter([]))
     np.testing.assert_array_equal(found, ROWS)

@@ -324,6 +324,11 @@ def test_several_coils_are_combined(tmp_path: Path) -> None:
     assert not inputs.imag.any()
     rss = centre_crop(coils_of(3)["reconstruction_rss"], 16, 12)
     np.testing.assert_array_equal(targets[:, 0], rss)
+    (root / "singlecoil_train").mkdir()
+    (root / "singlecoil_train" / ".DS_Store").touch()
+    assert FastMri(**SMALL).info(tmp_path).found  # a folder without files hides no others
+    (root / "singlecoil_train" / ".DS_Store").unlink()
+    (root / "singlecoil_train").rmdir()
     crossing = write(
         root / "multicoil_val" / "b.h5", 2, "p0", reconstruction_esc=None, **coils_of(2)
     )

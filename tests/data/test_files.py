@@ -1,10 +1,12 @@
 """`zdp-bench data` says what is missing and where to get it, fetches and checks it."""
 
+import errno
 import functools
 import http.server
 import os
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from tests.damage import within
 from tests.data.helpers import dataset
 from tests.extras.own_data.own_data import KINDS, write_classes
 from tests.test_cli import run
+from zdp_bench import disk
 from zdp_bench.data import cache, files, mnist
 from zdp_bench.data.files import Card, RemoteFile, fetch, md5
 from zdp_bench.data.mnist import Mnist
@@ -110,6 +113,30 @@ def test_a_folder_that_cannot_be_written_is_named_and_not_the_network(tmp_path: 
         assert "http" not in str(caught.value)
         with pytest.raises(UserError, match="cannot be written"):
             dataset("cpsc2018_synthetic").load(root)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG])
+def test_a_full_disk_is_named_and_not_the_output(tmp_path: Path, number: int) -> None:
+    """HDF5's error names no file, so that it was taken for that of the output."""
+    with (
+        pytest.raises(UserError, match=r"derived/k: cannot be written \(.*large|No space.*paths"),
+        files.write_whole(tmp_path / "derived" / "k"),
+    ):
+        raise OSError(number, "Can't write data\n(errno = 28, buf = 0x5602)")
+    assert not [*(tmp_path / "derived").iterdir()]
+
+
+def test_what_a_killed_run_has_left_of_a_derived_set_goes_after_a_day(tmp_path: Path) -> None:
+    old, young = (disk.name_partial(tmp_path / "derived" / name) for name in ("old", "young"))
+    for folder in (old, young):
+        (folder / "train").mkdir(parents=True)
+        (folder / "train" / "a.h5").touch()
+        for path in (folder, folder / "train", folder / "train" / "a.h5"):
+            os.utime(path, (0, time.time() - disk.A_DAY - 100))
+    (young / "train" / "b.h5").touch()
+    with files.write_whole(tmp_path / "derived" / "k") as partial:
+        (partial / "c.h5").touch()
+    assert {path.name for path in (tmp_path / "derived").iterdir()} == {"k", young.name}
 
 
 def test_a_folder_that_is_given_is_looked_at(

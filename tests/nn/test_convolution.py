@@ -60,6 +60,17 @@ def test_a_gradient_of_a_gradient_is_torchs(channels: int, size: tuple[int, int]
     assert (found[0] - found[1]).norm() <= 1e-5 * found[1].norm()
 
 
+@pytest.mark.parametrize("layer", PAIRS)
+def test_arguments_have_the_order_of_torchs(layer) -> None:
+    """The sixth of a transposed convolution was its dilation."""
+    torchs, _ = PAIRS[layer]
+    values = (3, 2, 1, 1, 2, False) + ((2,) if layer is ComplexConvTranspose2d else ())
+    ours, theirs = layer(4, 4, *values), torchs(4, 4, *values)
+    for name in ("kernel_size", "stride", "padding", "output_padding", "dilation", "groups"):
+        assert getattr(ours, name) == getattr(theirs, name)
+    assert ours.bias is theirs.bias is None
+
+
 def test_initialisation_is_torchs_own() -> None:
     layer = ComplexConv2d(16, 64, 3)
     parts = torch.view_as_real(layer.weight.detach())

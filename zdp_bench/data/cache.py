@@ -15,7 +15,6 @@ import math
 import mmap
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import BinaryIO
 import numpy as np
 
 from zdp_bench.caches import cache_folder, list_own_files
-from zdp_bench.disk import name_partial
+from zdp_bench.disk import is_left_behind, name_partial
 from zdp_bench.errors import UserError
 
 CHUNK = 1 << 20  # bytes
@@ -34,7 +33,6 @@ MAX_HEADER = 4096  # bytes before an array's numbers
 # Without this flag, Linux refuses a private map that is larger than memory. Python names the flag
 # since 3.13.
 NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
-A_DAY = 86_400  # seconds; a partial file that is older was left behind by a killed process
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +157,7 @@ def _hash(file: BinaryIO) -> bytes:
 def _delete_left_behind(folder: Path) -> None:
     hidden = [path for path in list_own_files(folder) if path.name.startswith(".")]
     for path in hidden:
-        if time.time() - path.stat().st_mtime > A_DAY:
+        if is_left_behind(path):
             path.unlink(missing_ok=True)
 
 

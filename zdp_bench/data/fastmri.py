@@ -121,9 +121,9 @@ def _require_distinct_patients(volumes: list[KSpaceVolume]) -> None:
 
 
 def folders_of(root: Path) -> tuple[str, str]:
-    """Return the (training, test) folders: multi-coil only if there are no single-coil ones."""
-    has_single = (root / FOLDERS[0]).is_dir()
-    has_several = (root / MULTICOIL[0]).is_dir()
+    """Return the (training, test) folders: multi-coil only if there are no single-coil files."""
+    has_single = holds_any(root / FOLDERS[0])
+    has_several = holds_any(root / MULTICOIL[0])
     return MULTICOIL if has_several and not has_single else FOLDERS
 
 

@@ -7,14 +7,14 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from zdp_bench import assets
-from zdp_bench.disk import name_partial
+from zdp_bench.disk import is_left_behind, list_partial, name_partial
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.foreign_files import expect, reading
 
@@ -437,7 +437,8 @@ def _make(folder: Path) -> None:
 
 
 def _unwritable(folder: Path, error: OSError) -> UserError:
-    why = error.strerror or type(error).__name__
+    # The text of HDF5's errors has several lines.
+    why = os.strerror(error.errno) if error.errno else type(error).__name__
     return UserError(
         f"{folder}: cannot be written ({why}). Set paths.data, or --root, to a folder that you can "
         "write to."
@@ -449,17 +450,23 @@ def write_whole(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder, which becomes `folder` if the block ends without an error.
 
     `folder` is therefore never incomplete. If another process has made it meanwhile, that one is
-    kept.
+    kept. Temporary folders that killed processes left beside it are deleted.
+
+    Raises:
+        UserError: The folder cannot be written, as with a full disk.
     """
     partial = name_partial(folder)
     _make(partial)
+    for path in list_partial(folder.parent):
+        with suppress(OSError):  # another process may delete it at the same time
+            if is_left_behind(path):
+                shutil.rmtree(path)
     try:
         yield partial
-        try:
-            os.replace(partial, folder)
-        except OSError as error:
-            if not folder.is_dir():  # otherwise, another process has made it
-                raise _unwritable(folder, error) from None
+        os.replace(partial, folder)
+    except OSError as error:
+        if not folder.is_dir():  # otherwise, another process has made it
+            raise _unwritable(folder, error) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

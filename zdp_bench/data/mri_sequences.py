@@ -176,7 +176,7 @@ class SequenceSlices(Dataset):
             provenance=provenance,
             digest=arrays_digest,
             notes=f"{notes}; k-space of centre slices at {self.size}², each whitened by itself; "
-            f"patients: {count_parts(counts)}",
+            f"{self.unit}s: {count_parts(counts)}",
             validation=examples["validation"] if parts.get("validation") else None,
             unit=self.unit,
             owner_names=[nifti.name_of(path) for path, _ in patients],

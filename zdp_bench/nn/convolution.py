@@ -272,8 +272,25 @@ class ComplexConv3d(_Convolution):
 class ComplexConvTranspose2d(_Convolution):
     """A complex transposed 2D convolution, [B, C, H, W] -> [B, O, H', W'].
 
-    Arguments: see `torch.nn.ConvTranspose2d`; `output_padding` is keyword-only.
+    Arguments: see `torch.nn.ConvTranspose2d`, which has them in this order too.
     """
 
     spatial = 2
     transposed = True
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        output_padding: Size = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Size = 1,
+        **options: Any,
+    ) -> None:
+        sizes = kernel_size, stride, padding, dilation
+        options["output_padding"] = output_padding
+        super().__init__(in_channels, out_channels, *sizes, groups, bias, **options)
