@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from io import BytesIO
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -439,6 +440,12 @@ def test_only_what_is_no_longer_than_a_line_is_one_that_a_kill_cut_short(
     else:
         with pytest.raises(LedgerError, match="line 1: not a ledger line"):
             list(ledger_lines.read_ledger(path))
+
+
+def test_a_file_without_lines_is_read_in_parts_of_64_kib() -> None:
+    """It may fill the memory otherwise."""
+    parts = ledger_lines.lines_of(BytesIO(bytes(150_000)))
+    assert [len(part) for part in parts] == [65_536, 65_536, 18_928]
 
 
 @pytest.mark.parametrize("is_too_large", [True, False])

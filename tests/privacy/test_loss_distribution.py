@@ -200,6 +200,22 @@ def test_few_cells_are_composed_up_to_what_is_charged_for_rounding(
     assert composed.truncated == 0
 
 
+@pytest.mark.parametrize(
+    ("cells", "steps", "is_short"), [(2, 4095, True), (2, 4096, False), (1366, 3, True)]
+)
+def test_an_fft_composes_4096_cells_or_more(cells: int, steps: int, is_short: bool) -> None:
+    law = Law(0.01, 0, np.full(cells, 1 / cells), 0.0)
+    assert (module._compose(law, steps, 1e-5).truncated == 0) == is_short
+    as_it_is = module._compose(law, 1, 1e-5)
+    assert as_it_is.mass is law.mass
+    assert as_it_is.truncated == as_it_is.rounding == 0
+    shorter, longer = np.full(128, 1 / 128), np.full(1000, 1e-3)
+    for pair in ((shorter, longer), (longer, shorter)):
+        assert module._convolve(*pair)[1] == 128 * 2**-52
+    convolved, rounding = module._convolve(np.full(129, 1 / 129), longer)
+    assert rounding == len(convolved) * abs(convolved.min())
+
+
 def normal_losses(spread: float) -> Law:
     """Losses around spread²/2 on 81 points."""
     points = np.arange(-40, 41)
@@ -374,6 +390,8 @@ def test_a_grid_is_as_wide_as_its_cells_its_tails_and_its_rounding_need() -> Non
     width, _ = module._grid(0.1, rare, 1, 1e-5)
     assert width == pytest.approx(2 * extent.highest / 2**19, rel=1e-12)  # in both directions
     assert module._grid(1e7, one_example(0.5), 1, 1e-5)[0] == 1e-9
+    lower_bound = module.attack_law(0.1, rare, 1, 1e-5)
+    assert lower_bound.width == pytest.approx(2 * extent.highest / 2**21, rel=1e-12)
     # no δ is so small that more than ten standard deviations are kept
     assert module._extent(2.0, rare, 1, 1e-30).top == pytest.approx(1 + 10 * 2.0, rel=1e-12)
 

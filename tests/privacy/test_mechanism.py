@@ -216,7 +216,15 @@ def test_a_description_is_plain_and_names_a_cycle_and_an_infinite_bound(cycle: i
     assert plain["blocks"][0]["bound"] == "inf"
     assert plain["sampling"].get("cycle", 1) == cycle
     assert ("cycle" in plain["sampling"]) == (cycle > 1)
+    assert "strategy" not in plain
     assert Mechanism.from_dict(plain) == whole
+
+
+def test_a_digest_is_the_same_from_version_to_version() -> None:
+    """Ledgers state it: one of an earlier version would belong to another mechanism."""
+    block = Block("w", (2, 3), "complex64", 1.5, 0.7, "correlated", rho=0.25)
+    expected = "b02e731285246d79dbd04d24aece122bc1b4b20f2a9dfb5b4ec36460ac948105"
+    assert Mechanism((block,), POISSON).digest() == expected
 
 
 def test_dimensions_may_be_counted_from_the_last() -> None:

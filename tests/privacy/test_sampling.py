@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -15,6 +17,12 @@ def test_a_shuffled_epoch_sees_every_example_once() -> None:
     ]
     assert sorted(np.concatenate(batches).tolist()) == list(range(23))
     assert [len(batch) for batch in batches] == [5, 5, 5, 5, 3]
+
+
+def test_a_number_below_the_rate_draws_its_example() -> None:
+    """Not one that equals it: the multiples of 2⁻⁵³ below the rate have just that probability."""
+    rng = Mock(random=lambda examples: np.arange(examples) / 4)
+    assert sampling.poisson(4, 0.5, rng).tolist() == [0, 1]
 
 
 NAMES = [f"patient {number}".encode() for number in range(6000)]

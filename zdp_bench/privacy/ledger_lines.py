@@ -317,7 +317,7 @@ def _is_cut(content: bytes) -> bool:
 
     All else without an end is damage, which may hold more than one step.
     """
-    return len(content) < MAX_LINE and _BEGINNING_OF_LINE.fullmatch(content) is not None
+    return _BEGINNING_OF_LINE.fullmatch(content) is not None
 
 
 def open_ledger_file(path: Path) -> BufferedReader:
