@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from zdp_bench.gradients.program import copy_apart
 
@@ -88,3 +89,49 @@ def test_what_a_module_leaves_out_of_its_state_is_not_copied() -> None:
     assert twin.trainer is None
     assert twin.lock is model.lock
     assert not Trainer.copies
+
+
+class Hooked(nn.Module):
+    """A model whose hooks note outputs in a list of the model, in five ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.notes: list[str] = []
+        notes, calls = self.notes, 0
+
+        def note(*_: object, kind: str = "function") -> None:
+            self.notes.append(kind)
+
+        def count(*_: object) -> None:
+            nonlocal calls
+            calls += 1
+            notes.append(str(calls))
+
+        @functools.wraps(note)
+        def decorated(*arguments: object) -> None:
+            note(*arguments, kind="decorated")
+
+        def by_default(*_: object, model: Hooked = self) -> None:
+            model.notes.append("default")
+
+        self.calls = lambda: calls
+        partial = functools.partial(note, kind="partial")
+        for hook in (note, count, decorated, by_default, partial):
+            self.layer.register_forward_hook(hook)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs)
+        return outputs
+
+
+def test_a_hook_of_a_copy_writes_to_the_copy() -> None:
+    """It wrote to the original, so that the copy's forward function did not find its notes."""
+    model = Hooked()
+    twin = copy_apart(model, tuple(model.parameters()))
+    twin(torch.zeros(1, 2))
+    assert twin.notes == ["function", "1", "decorated", "default", "partial"]
+    assert model.notes == []
+    assert (model.calls(), twin.calls()) == (1, 1)  # a variable that is no part of the model
+    model(torch.zeros(1, 2))
+    assert model.notes == ["function", "2", "decorated", "default", "partial"]

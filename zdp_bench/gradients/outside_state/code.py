@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from zdp_bench.gradients.outside_state.content import MISSING, Content, content_of, is_library
+from zdp_bench.gradients.outside_state.content import (
+    MISSING,
+    Content,
+    content_of,
+    is_library,
+    read_cell,
+)
 
 RUNS_STRINGS = {"eval", "exec"}
 NAME = re.compile(r"[^\W\d]\w*")
@@ -79,10 +85,10 @@ def _(variables: _Variables) -> Content:
 
 @content_of.register
 def _(cell: types.CellType) -> Content:
-    value = _read_cell(cell)
+    value = read_cell(cell)
 
     def restore() -> bool:
-        if _read_cell(cell) is value:
+        if read_cell(cell) is value:
             return False
         if value is MISSING:
             del cell.cell_contents
@@ -91,14 +97,6 @@ def _(cell: types.CellType) -> Content:
         return True
 
     return Content([value], restore)
-
-
-def _read_cell(cell: types.CellType) -> Any:
-    """Return the value of a variable in a closure."""
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return MISSING
 
 
 @content_of.register(type(lru_cache(len)))

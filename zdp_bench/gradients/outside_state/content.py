@@ -58,6 +58,14 @@ class Slot:
             self.descriptor.__set__(self.value, content)
 
 
+def read_cell(cell: types.CellType) -> Any:
+    """Return the value of a variable in a closure."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return MISSING
+
+
 @lru_cache(maxsize=4096)
 def is_library(module_name: Any) -> bool:
     """Return True if a module belongs to Python or an installed package, not to a user's code."""

@@ -15,6 +15,7 @@
     uses         per-example gradients of the parameters that an operation uses
     graphs       the graphs that run, with and without a tape
     signature    whether a model has changed since it was recorded
+    closures     functions of a model, such as hooks, that refer to it
     copies       copies of models
     __init__     `Program`, which is ready to run, and the state of each model
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from zdp_bench.gradients.program.closures import OwnFunctions
+
 
 def copy_apart(
     model: nn.Module,
@@ -16,8 +18,9 @@ def copy_apart(
 ) -> nn.Module:
     """Return a deep copy of a model.
 
-    Functions, and objects that cannot be copied, such as a lock or an open file, are shared with
-    the original. Attributes of parameters are copied too.
+    Functions that do not refer to the model (`closures`), and objects that cannot be copied, such
+    as a lock or an open file, are shared with the original. Attributes of parameters are copied
+    too.
 
     Args:
         model: the model.
@@ -30,17 +33,25 @@ def copy_apart(
         if isinstance(value, Tensor) and not value.is_leaf:  # `deepcopy` rejects such tensors
             memo[id(value)] = value.detach().clone()
     try:
-        copied = copy.deepcopy(model, dict(memo))
+        copied = _copy(model, memo)
     except Exception:  # a user's class may raise anything
         modules: dict[int, Any] = {id(module): module for module in model.modules()}
         for value in attributes:
             _share_uncopyable(value, memo, modules)
-        copied = copy.deepcopy(model, dict(memo))
+        copied = _copy(model, memo)
     _share_parameters(copied, model, {id(shared_object) for shared_object in shared})
     pairs = zip(copied.parameters(), model.parameters(), strict=True)
     for parameter, original in pairs:
         if parameter is not original:  # `deepcopy` leaves out a parameter's attributes
             vars(parameter).update(copy.deepcopy(vars(original)))
+    return copied
+
+
+def _copy(model: nn.Module, shared: dict[int, Any]) -> nn.Module:
+    functions = OwnFunctions(model)
+    memo: dict[int, Any] = shared | functions.copies
+    copied = copy.deepcopy(model, memo)
+    functions.refer_to(memo)
     return copied
 
 
