@@ -112,6 +112,21 @@ def test_scores_that_differ_in_their_last_digit_do_not_tie(tmp_path: Path, dtype
     assert back[1].astype(dtype).tolist() == written.tolist()
 
 
+def test_the_first_records_of_a_data_set_name_its_owners_as_later_ones_do() -> None:
+    """One unit had two names, so the joint ε of its runs was not known."""
+    records_of_data = []
+    for unit in ("patient", "volume"):
+        document = record(data={"name": "msd", "provenance": "official", "digest": "d" * 64})
+        document["privacy"] |= {"unit": unit, "epsilon_of": unit}
+        records_of_data.append(document)
+    first, later = typed(records_of_data)
+    assert first.privacy == later.privacy
+    assert first.get("privacy.unit") == "volume"
+    assert records_of_data[0]["privacy"]["unit"] == "patient", "the document is as it was written"
+    (patients,) = typed([record()])
+    assert patients.privacy.unit == "patient"
+
+
 def test_a_record_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "record.json"
     records.write(path, record(a=1))

@@ -1,5 +1,6 @@
 """Which cells the recipes' jobs fill: as the recipes are now, and on other data."""
 
+import shlex
 import shutil
 import textwrap
 from pathlib import Path
@@ -11,12 +12,13 @@ import pytest
 from tests.conftest import compose_anew
 from tests.test_records import record, save
 from zdp_bench import assets
-from zdp_bench.config import check, compose, parse, to_plain
+from zdp_bench.config import check, compose, configured, parse, to_plain
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.experiments import claims
 from zdp_bench.report import papers
+from zdp_bench.report.cells import Filling
 
 TABLE = "zeta_dp_2021/1"
 TABLES = [name for name in [*papers.available(), *papers.ours()] if papers.recipes_of(name)]
@@ -91,6 +93,19 @@ def test_other_data_is_found_by_the_digest_of_the_recipe_with_it(tmp_path: Path)
     assert [(filling.recipe, filling.substitute, filling.digest) for filling in on] == [
         ("mnist", "fashion_mnist", experiment_digest(moved))
     ]
+
+
+@pytest.mark.parametrize("path", ["/films", "/my films (2)", '/a, size="x", b=c', "null"])
+def test_the_command_on_other_data_takes_any_path(path: str) -> None:
+    """Options were written as Python shows them, and not as the command line reads them."""
+    composed = to_plain(compose(["recipe=quickstart"]))
+    used = configured(["recipe=quickstart", "dataset=folder", "dataset.path=x"])
+    options = {"path": path, "size": 32}
+    dataset = used.resolved["dataset"] | options
+    (label,) = claims.digests_on([dataset], composed).values()
+    command = Filling("quickstart", (), "row", None, "d" * 64, label).command
+    again = configured(shlex.split(command)[2:]).resolved["dataset"]
+    assert again | options == again
 
 
 def test_jobs_are_remembered_until_a_recipe_changes(

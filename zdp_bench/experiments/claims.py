@@ -24,7 +24,7 @@ from zdp_bench.config import check, to_plain
 from zdp_bench.config.compose import defaults, files, unset_keys
 from zdp_bench.config.digests import drop_empty, enters_digest, experiment_digest
 from zdp_bench.config.schema import GROUPS, Run
-from zdp_bench.config.words import parse_words, read_words
+from zdp_bench.config.words import parse_words, read_words, write_word
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.experiments.times import Times, read_times, seconds_of
 from zdp_bench.foreign_files import parse_as
@@ -313,7 +313,7 @@ def digests_on(
         options = []
         for key, value in dataset.items():
             if value != defaults_of_dataset[key]:
-                options.append(f"{key}={value}")
+                options.append(write_word(key, value))
         digest = experiment_digest(check({**composed, "dataset": dataset}))
         labels[digest] = ", ".join([dataset["name"], *options])
     return labels

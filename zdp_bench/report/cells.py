@@ -28,6 +28,8 @@ OTHER = ("other settings", "other data", "reduced")
 FAILED = ("did not learn",)
 EMPTY = ("no data", "not run")
 
+# What the commas before 'OPTION=VALUE' separate, whatever a value in quotes contains
+OPTIONS = re.compile(r'(?:"(?:\\.|[^"\\])*"|[^",]|,(?! \w+=))+')
 EPSILON_COLUMNS = ("epsilon", "epsilon_rdp")
 
 RULE = (
@@ -144,7 +146,7 @@ class Filling:
         """The command that starts these runs."""
         words = ["zdp-bench run", f"recipe={self.recipe}", *self.overrides]
         if self.substitute:
-            name, *options = re.split(r", (?=\w+=)", self.substitute)
+            name, *options = map(str.strip, OPTIONS.findall(self.substitute))
             words.append(shlex.quote(f"dataset={name}"))
             words += [shlex.quote(f"dataset.{option}") for option in options]
         return " ".join(words)
