@@ -151,7 +151,13 @@ def operators() -> Iterator[Operator]:
 def places(module: str) -> Iterator[list[Mutant]]:
     """The mutants of every place in a module where there are some."""
     text = (ROOT / "zdp_bench" / module).read_text(encoding="utf-8")
-    unseen, tree = [*_unseen(ast.parse(text))], get_ast(text)
+    tree = get_ast(text)
+    stars = [
+        (node.start_pos, node.end_pos)
+        for node in ast_nodes(tree)
+        if node.type == "operator" and node.parent.type == "parameters"
+    ]  # in front of keyword arguments: no product
+    unseen = [*_unseen(ast.parse(text)), *stars]
     at: dict[tuple[str, Any], list[Mutant]] = defaultdict(list)
     for operator in operators():
         found = (place for node in ast_nodes(tree) for place in operator.mutation_positions(node))

@@ -193,6 +193,27 @@ def test_a_new_algorithm_claims_nothing_that_it_does_not_state() -> None:
     assert not any(getattr(Algorithm, claim) for claim in claims)
 
 
+@pytest.mark.parametrize("name", names("algorithm"))
+def test_an_algorithm_says_whether_it_takes_shares(name: str) -> None:
+    algorithm = algorithm_type(name)
+    takes_shares = "shares" in inspect.signature(algorithm.accumulate).parameters
+    assert algorithm.takes_shares == takes_shares
+
+
+@pytest.mark.parametrize(("name", "kind"), [("dp_sgd", "real"), ("zeta_dp_sgd", "complex")])
+def test_by_default_a_long_gradient_is_shortened_as_a_whole(name: str, kind: str) -> None:
+    algorithm, model, _ = make((name, {}, kind))
+    inputs, targets = examples(1, kind, scale=100.0)
+    loss = algorithm.problem.loss(model(inputs), targets).sum()
+    gradients = torch.autograd.grad(loss, [*model.parameters()])
+    length = norm(dict(enumerate(gradients)))
+    assert length > 0.7
+    for value, gradient in zip(
+        summed(algorithm, (inputs, targets)).values(), gradients, strict=True
+    ):
+        torch.testing.assert_close(value, gradient * (0.7 / length), rtol=1e-4, atol=0.0)
+
+
 def sums_whole_gradients(case: Case) -> bool:
     """Whether every block that an example adds is its gradient, up to a positive factor."""
     algorithm, model, kind = make(case)
@@ -228,7 +249,7 @@ def summed(algorithm: Algorithm, *batches: Batch, **shares: Shares) -> dict[str,
     return total.all_blocks()
 
 
-def norm(blocks: dict[str, Tensor]) -> float:
+def norm(blocks: dict[Any, Tensor]) -> float:
     return math.sqrt(sum(float(value.abs().square().sum()) for value in blocks.values()))
 
 

@@ -370,7 +370,7 @@ class DPDFA(Algorithm):
         if self.convolutions != "hybrid":
             fed_layers = self.front + fed_layers
         frozen = [parameter for parameter in self.connected_parameters if parameter.requires_grad]
-        handles = [model.register_forward_pre_hook(lambda *_: forward.clear())]
+        handles = [model.register_forward_pre_hook(lambda *_: forward.inputs.clear())]
         for name in fed_layers:
             hook = partial(cut_input, forward, name)
             handles.append(model.get_submodule(name).register_forward_pre_hook(hook))
@@ -419,11 +419,6 @@ class Forward:
 
     inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
-
-    def clear(self) -> None:
-        """Remove all tensors."""
-        self.inputs.clear()
-        self.outputs.clear()
 
 
 def cut_input(

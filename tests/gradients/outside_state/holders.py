@@ -94,6 +94,16 @@ class WithSlots:
         return self.__largest
 
 
+class InAnIterator:
+    largest = 0.0
+
+    def __iter__(self) -> InAnIterator:
+        return self
+
+    def __next__(self) -> float:
+        return self.largest
+
+
 class BesideALock:
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -380,6 +390,11 @@ def in_a_list_by_its_methods() -> Largest:
     return lambda value: append(value) or max(largest())
 
 
+def in_a_list_by_one_method() -> Largest:
+    append: Any = [0.0].append
+    return lambda value: append(value) or max(append.__self__)
+
+
 def in_a_weak_reference() -> Largest:
     owner = Owner()
     OWNERS.append(owner)
@@ -420,6 +435,17 @@ def in_a_table() -> Largest:
 def in_a_cell_of_a_table() -> Largest:
     table: Any = pd.DataFrame({"class": [1], "recent": [[0.0]]})
     return lambda value: remember_in(table.at[0, "recent"], value)
+
+
+def in_a_list_in_an_array() -> Largest:
+    lists = np.empty(1, dtype=object)
+    lists[0] = [0.0]
+    return lambda value: remember_in(lists[0], value)
+
+
+def in_a_cell_of_a_series() -> Largest:
+    series: Any = pd.Series([[0.0]])
+    return lambda value: remember_in(series[0], value)
 
 
 def in_an_attribute_of_a_table() -> Largest:
@@ -577,6 +603,7 @@ HOLDERS: dict[str, Callable[[], Largest]] = {
     "the class of an object": InItsClass,
     "slots": WithSlots,
     "an object beside a lock": BesideALock,
+    "an iterator of a class of its own": lambda: in_an_object(InAnIterator()),
     "an attribute of a list": lambda: ListWithAttributes().remember,
     "a list": in_a_list,
     "a queue": in_a_queue,
@@ -598,11 +625,14 @@ HOLDERS: dict[str, Callable[[], Largest]] = {
     "a parameter": lambda: in_a_tensor(nn.Parameter(torch.zeros(2)), clamp_data),
     "an array": lambda: in_an_array(np.zeros(2)),
     "an array of objects": lambda: in_an_array(np.zeros(1, dtype=object)),
+    "a list in an array": in_a_list_in_an_array,
     "an attribute of an array": lambda: in_an_object(np.zeros(1).view(NamedArray)),
     "an array of Python's": lambda: in_an_array(array("d", [0.0])),
     "a vectorized function": in_a_vectorized_function,
     "a table": in_a_table,
     "a cell of a table": in_a_cell_of_a_table,
+    "a series": lambda: in_an_array(pd.Series([0.0])),
+    "a cell of a series": in_a_cell_of_a_series,
     "an attribute of a table": in_an_attribute_of_a_table,
     "a script module": in_a_script_module,
     "a context variable": in_a_context_variable,
@@ -622,6 +652,7 @@ HOLDERS: dict[str, Callable[[], Largest]] = {
     "a member of an enumeration": lambda: in_an_object(Hospital.FIRST),
     "an attribute of a number": lambda: in_an_object(Number(1.0)),
     "methods of a list": in_a_list_by_its_methods,
+    "one method of a list": in_a_list_by_one_method,
     "an object by a weak reference": in_a_weak_reference,
     "a module of an object": in_a_module_held_by_an_object,
     "a module imported in a function": lambda: in_a_module_imported_in_the_function,

@@ -146,3 +146,20 @@ def test_an_entry_of_a_weak_dictionary_is_not_restored_without_its_value() -> No
     with preserve_outside_state(memory):
         owners.clear()
     assert len(memory) == len([*memory.values()])
+
+
+def test_a_private_list_in_c_stays_and_what_it_holds_is_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    private = [[0.0]]
+    monkeypatch.setattr(gc, "get_referents", lambda _: [private])
+    with preserve_outside_state(Link()) as restore:
+        private[0].append(7.0)
+        private.append([1.0])
+        assert restore()
+    assert private == [[0.0], [1.0]]
+
+
+def test_a_proxy_of_an_object_that_is_gone_holds_nothing() -> None:
+    with preserve_outside_state(weakref.proxy(Owner())) as restore:
+        assert not restore()

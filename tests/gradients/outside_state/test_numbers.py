@@ -95,8 +95,10 @@ def test_of_very_many_tensors_the_last_are_not_copied(monkeypatch: pytest.Monkey
 def test_a_large_array_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numbers, "MAX_NUMBERS", 1)
     remember = in_an_array(np.zeros(2))
-    with preserve_outside_state(remember), pytest.raises(ValueError, match="read-only"):
-        remember(1.0)
+    with preserve_outside_state(remember) as restore:
+        with pytest.raises(ValueError, match="read-only"):
+            remember(1.0)
+        assert not restore()
     assert remember(1.0) == 1
 
 
@@ -251,6 +253,13 @@ def test_tensors_of_other_shapes_or_types_differ() -> None:
     assert not numbers.are_equal(STACK, STACK[:1])
     assert not numbers.are_equal(STACK, STACK.double())
     assert numbers.are_equal(STACK.to("meta"), STACK.to("meta"))
+
+
+def test_neither_a_graph_nor_other_numbers_in_memory_count() -> None:
+    for kind in ("dense", "sparse", "float8"):
+        assert numbers.are_equal(KINDS[kind](STACK), KINDS[kind](STACK.clone()).requires_grad_())
+    float8 = STACK.to(torch.float8_e4m3fn)
+    assert numbers.are_equal(float8[:2], float8[:2].clone())
 
 
 def test_a_conjugate_or_negated_view_has_the_checksum_of_its_numbers() -> None:

@@ -14,7 +14,7 @@ import sys
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ def test_state_is_restored(make: Callable[[], Largest]) -> None:
 
 def largest_of_a_generator() -> Largest:
     def remember() -> Any:
-        largest = 0.0
+        value = largest = 0.0
         while True:
             value = yield largest
             largest = max(largest, value)
@@ -80,6 +80,11 @@ def largest_of_a_generator() -> Largest:
     generator = remember()
     next(generator)
     return generator.send
+
+
+def two_numbers() -> Iterator[float]:
+    yield 6.0
+    yield 7.0
 
 
 def largest_of_an_accumulation() -> Largest:
@@ -150,6 +155,7 @@ def test_what_an_honest_model_may_hold_is_accepted(make: Callable[[], Any]) -> N
     ("make", "message"),
     [
         (largest_of_a_generator, "a generator outside of the model was advanced"),
+        (lambda: advance(two_numbers()), "a generator outside of the model was advanced"),
         (lambda: advance(iter(range(6, 99))), "a range_iterator outside of the model was advanced"),
         (lambda: advance(iter([6, 7, 8])), "a list_iterator outside of the model was advanced"),
         (lambda: advance(map(float, [6, 7])), "a list_iterator outside of the model was advanced"),
@@ -183,6 +189,15 @@ def test_what_cannot_be_set_back_is_refused_once_it_has_changed(
         assert not restore()
     with pytest.raises(UserError, match=message), preserve_outside_state(remember):
         remember(7.0)
+
+
+def test_a_generator_at_its_end_cannot_change_and_one_that_comes_to_it_has_changed() -> None:
+    numbers = two_numbers()
+    with pytest.raises(UserError, match="a generator outside"), preserve_outside_state(numbers):
+        assert list(numbers) == [6.0, 7.0]
+    with preserve_outside_state(numbers) as restore:
+        assert not list(numbers)
+        assert not restore()
 
 
 @pytest.fixture(autouse=True)

@@ -105,7 +105,7 @@ def are_equal(first: Tensor, second: Tensor) -> bool:
 
 def _bytes_of(tensor: Tensor) -> bytes:
     file = io.BytesIO()
-    torch.save(tensor.detach().clone(), file)
+    torch.save(tensor.clone(), file)
     return file.getvalue()
 
 
@@ -191,7 +191,7 @@ def _checksum_of(tensor: Tensor) -> int:
 
 def _integers_of(tensor: Tensor) -> Tensor:
     """Return a tensor's bits, read as integers, which tell -0.0 from 0.0."""
-    numbers = tensor.detach().resolve_conj().resolve_neg()
+    numbers = tensor.resolve_conj().resolve_neg()
     if numbers.is_complex():
         numbers = torch.view_as_real(numbers)
     return numbers.view(_INTEGERS[numbers.element_size()])

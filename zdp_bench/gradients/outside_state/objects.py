@@ -84,7 +84,7 @@ def _referents_of(value: Any) -> list[Any]:
         if type(part) not in (dict, list, set) or id(part) in public:
             parts.append(part)
         elif type(part) is dict:
-            parts.extend([*part.keys(), *part.values()])
+            parts.extend([*part, *part.values()])
         else:
             parts.extend(part)
     return parts
@@ -122,7 +122,7 @@ def _(owner: type) -> Content:
 
     def restore() -> bool:
         current = _class_attributes(owner)
-        new = current.keys() - attributes.keys()
+        new = current.keys() - attributes
         same = {name for name, value in current.items() if attributes.get(name) is value}
         changed = attributes.keys() - same
         for name in new:
@@ -184,7 +184,7 @@ def _(environment: os._Environ) -> Content:
         current = dict(environment)
         if current == variables:
             return False
-        for name in current.keys() - variables.keys():
+        for name in current.keys() - variables:
             del environment[name]
         environment.update(variables)
         return True
@@ -214,7 +214,7 @@ def _(iterator: Iterator) -> Content:
 
     One that does not tell its position is refused at once.
     """
-    if not isinstance(iterator, types.GeneratorType) and not _is_pythons(iterator):
+    if not _is_pythons(iterator):
         return content_of.dispatch(object)(iterator)
     parts = _parts_of_iterator(iterator)
     position = _position_of(iterator)
