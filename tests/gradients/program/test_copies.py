@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 import threading
+from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 from zdp_bench.gradients.program import copy_apart
 
@@ -128,10 +132,29 @@ class Hooked(nn.Module):
 def test_a_hook_of_a_copy_writes_to_the_copy() -> None:
     """It wrote to the original, so that the copy's forward function did not find its notes."""
     model = Hooked()
-    twin = copy_apart(model, tuple(model.parameters()))
+    twin: Any = copy_apart(model, tuple(model.parameters()))
     twin(torch.zeros(1, 2))
     assert twin.notes == ["function", "1", "decorated", "default", "partial"]
     assert model.notes == []
     assert (model.calls(), twin.calls()) == (1, 1)  # a variable that is no part of the model
     model(torch.zeros(1, 2))
     assert model.notes == ["function", "2", "decorated", "default", "partial"]
+
+
+@pytest.mark.parametrize("has_lock", [False, True])
+def test_a_parametrized_model_is_copied(has_lock: bool) -> None:
+    model: Any = parametrizations.weight_norm(nn.Linear(2, 2))
+    if has_lock:
+        model.lock = threading.Lock()
+    twin: Any = copy_apart(model)
+    assert torch.equal(twin.weight, model.weight)
+
+
+def test_python_modules_are_shared_and_their_names_are_not_followed() -> None:
+    """A search of all that NumPy imports took hours."""
+    model = nn.Linear(2, 2)
+    model.libraries = [torch, np]  # type: ignore[assignment]
+    model.statistics = Statistics()  # type: ignore[assignment]
+    twin = copy_apart(model)
+    assert twin.libraries is not model.libraries
+    assert twin.libraries == [torch, np]

@@ -151,6 +151,23 @@ def test_an_attribute_that_was_made_in_inference_mode_is_refused_in_a_sentence()
         check(mlp(Made(lambda net, x: x * net.scale[0], scale=[scale])))
 
 
+class FitsAsACopy(nn.Module):
+    is_copy = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"is_copy": True}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_copy:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return x
+
+
+def test_memory_that_ran_out_is_not_said_to_be_the_models_fault() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        check(mlp(FitsAsACopy()))
+
+
 # ------------------------------------------------------------- what a loss or a hook finds stored
 
 

@@ -66,6 +66,10 @@ class OwnFunctions:
         for function in self.copies.values():
             defaults = function.__defaults__ or ()
             function.__defaults__ = tuple(memo.get(id(value), value) for value in defaults)
+            keywords = function.__kwdefaults__ or {}
+            function.__kwdefaults__ = {
+                name: memo.get(id(value), value) for name, value in keywords.items()
+            }
 
 
 def _can_change(part: Any) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -56,8 +58,12 @@ def _copy(model: nn.Module, shared: dict[int, Any]) -> nn.Module:
 
 
 def _state_of(module: nn.Module) -> dict[str, Any]:
-    state: Any = module.__getstate__()
-    return state if isinstance(state, dict) else vars(module)
+    """Return the attributes that a copy gets, or all if a module does not tell them."""
+    with suppress(Exception):  # parametrized modules refuse; a user's may raise anything
+        state: Any = module.__getstate__()
+        if isinstance(state, dict):
+            return state
+    return vars(module)
 
 
 def _share_parameters(copied: nn.Module, model: nn.Module, shared: set[int]) -> None:
@@ -85,6 +91,8 @@ def _share_uncopyable(
         memo: objects that are shared, by id; extended in place.
         modules: objects that are not followed, by id: modules, and objects that contain the value.
     """
+    if isinstance(value, ModuleType):  # whose namespace is no part of the model
+        memo[id(value)] = value
     if id(value) in memo or id(value) in modules or _is_copyable(value, memo | modules):
         return
     outer = modules | {id(value): value}  # a reference back to the value would be a cycle

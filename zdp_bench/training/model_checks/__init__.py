@@ -25,7 +25,14 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import checkpoint as checkpoints
 
 from zdp_bench.algorithms import Algorithm
-from zdp_bench.errors import UserError, first_line, is_for_python, setting, setting_name
+from zdp_bench.errors import (
+    UserError,
+    first_line,
+    is_for_python,
+    is_out_of_memory,
+    setting,
+    setting_name,
+)
 from zdp_bench.gradients import Batch, Loss, PerExample, per_example, reference
 from zdp_bench.gradients.clipping import squared_norms, trainable
 from zdp_bench.gradients.losses import (
@@ -338,6 +345,8 @@ def _refuse_stored_terms(model: nn.Module, loss: PerExample, batch: Batch) -> No
             with torch.enable_grad():
                 output = model(inputs).detach()
         except RuntimeError as error:  # such as an attribute that was made in inference mode
+            if is_out_of_memory(error):
+                raise
             raise UserError(
                 f"the model fails where a copy of it does not: torch raises: {first_line(error)}"
             ) from None
