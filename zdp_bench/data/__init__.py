@@ -165,7 +165,7 @@ class Splits:
             decides the owner's subset (`algorithm=band_mf`) and node (`federated.nodes`), so that
             neither depends on which other owners there are. Default: the number decides, and must
             then not depend on the other owners. A missing name, and two spellings of one name, are
-            errors.
+            errors, except of volumes, which are files.
     """
 
     train: Source

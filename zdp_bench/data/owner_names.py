@@ -22,7 +22,8 @@ def require_owner_names(what: str, names: tuple[str, ...]) -> None:
     """Reject the owner names of a data set if one is missing, repeated or spelt in two ways.
 
     Otherwise an owner with two names would count as two owners, and different owners without a name
-    as one, so that ε would not hold for them. Names that are file names need only be distinct.
+    as one, so that ε would not hold for them. Names that are file names need only be distinct, and
+    so do those of volumes, which are file names without their suffixes.
 
     Args:
         what: what owners are, in one word.
@@ -40,7 +41,7 @@ def require_owner_names(what: str, names: tuple[str, ...]) -> None:
             f"{times}; give each {what} one number."
         )
     identifiers = [name for name in names if not FILE_NAME.fullmatch(name)]
-    if identifiers:
+    if identifiers and what != "volume":
         require_named("dataset", what, identifiers)
 
 
