@@ -74,6 +74,22 @@ def test_slices_of_a_volume_are_measured_together_in_the_scanners_units() -> Non
     assert apart["psnr"] != pytest.approx(found["psnr"]) or math.isinf(apart["psnr"])
 
 
+def test_black_references_are_left_out_of_the_means(caplog: pytest.LogCaptureFixture) -> None:
+    """One of them made every mean infinite or NaN."""
+    bright, dim = volume(0), volume(1)
+    expected = TASK.metrics(*as_examples(bright, dim))
+    outputs, targets, groups = as_examples(bright, dim, np.zeros_like(dim))
+    outputs[groups == 10] *= 0.9  # as the last volume of two
+    for _ in range(2):
+        found = TASK.metrics(outputs, targets, groups)
+    assert {**found, "loss": 0} == pytest.approx({**expected, "loss": 0}, rel=1e-5)
+    says = "1 references to test on are black, and are left out of the metrics"
+    assert caplog.messages == [says]
+    of_none = TASK.metrics(outputs[groups == 20], targets[groups == 20], groups[groups == 20])
+    assert math.isnan(of_none["ssim"])
+    assert of_none.keys() == found.keys()
+
+
 def test_an_example_that_is_a_volume_measures_the_same() -> None:
     outputs, targets, groups = as_examples(volume(0), volume(2))
     order = groups.argsort(stable=True)

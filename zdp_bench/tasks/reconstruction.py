@@ -2,12 +2,15 @@
 
 Metrics follow Zbontar et al. 2018 (arXiv:1811.08839), section 5.2, and their code. NMSE and PSNR of
 a volume are computed over all of its slices together, and SSIM is the mean over slices. The data
-range of PSNR and SSIM is the volume's largest value. Results are averaged over volumes.
+range of PSNR and SSIM is the volume's largest value. Results are averaged over volumes; those whose
+reference is black, for which none is defined, are left out.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import logging
+import math
+from functools import cache
 
 import numpy as np
 import torch
@@ -16,6 +19,8 @@ from torch import Tensor
 from zdp_bench.registry import register
 from zdp_bench.tasks import keeps_apart, mean_of
 from zdp_bench.tasks.metric import LOSS, NMSE, PSNR, SSIM, ZERO_FILLED
+
+log = logging.getLogger(__name__)
 
 EPS = 1e-11  # added to a slice's standard deviation, as in fastMRI
 SSIM_WINDOW = 7  # pixels; SSIM compares windows of this height and width
@@ -60,17 +65,26 @@ class Reconstruction:
         answers = outputs[..., 0, :, :] * scale(targets)
         if groups is None:
             groups = torch.arange(len(targets))
-        by_volume: dict[str, list[float]] = defaultdict(list)
+        by_volume: dict[str, list[float]] = {each.name: [] for each in self.measures}
+        num_black = 0
         for volume in groups.unique():
             slices = torch.nonzero(groups == volume).flatten()
             pairs = targets[slices].flatten(0, -4).double()  # [slices, 2, H, W]
             reference, zero_filled = pairs.numpy().swapaxes(0, 1)
+            if not reference.any():
+                num_black += 1
+                continue
             answer = answers[slices].flatten(0, -3).double()
             for name, value in volume_metrics(reference, answer.numpy()).items():
                 by_volume[name].append(value)
             for name, value in volume_metrics(reference, zero_filled).items():
                 by_volume[f"zero_filled_{name}"].append(value)
-        metrics = {name: float(np.mean(values)) for name, values in by_volume.items()}
+        if num_black:
+            _warn_of_black(num_black)
+        metrics = {
+            name: float(np.mean(values)) if values else math.nan
+            for name, values in by_volume.items()
+        }
         metrics["loss"] = mean_of(self.loss(outputs, targets))
         return metrics
 
@@ -95,6 +109,12 @@ class Reconstruction:
             "zero_filled": zero_filled,
             "reconstruction": answer.numpy(),
         }
+
+
+@cache
+def _warn_of_black(count: int) -> None:
+    """Warn once, although metrics are computed after each epoch."""
+    log.warning("%d references to test on are black, and are left out of the metrics", count)
 
 
 def volume_metrics(
