@@ -147,6 +147,7 @@ RELEASED: list[tuple[str, dict[str, Any], tuple[int, int, int]]] = [
     ("fastmri", {}, (34_742, 7_135, 50)),
     ("msd", {}, (5184, 2560, 64)),  # the paper's 81, 10 and 40 volumes
     ("msd", {**BRAIN, "validation_share": 0.0}, (336 * 5, 148 * 64, 5)),
+    ("mri_sequences", {"slices": 1000}, (484 * 620, 156 * 620, 620)),  # a volume has 155
 ]
 
 
@@ -156,3 +157,23 @@ def test_without_files_the_counts_are_the_releases(
 ) -> None:
     info = dataset(name, **changes).info(tmp_path)
     assert (info.train, info.test, info.examples_per_patient, info.found) == (*counts, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "is_estimate"),
+    [
+        ("speech_commands", {}, True),  # of a speaker, 20 on average; some have over a hundred
+        ("msd", {"max_per_patient": 64}, False),
+        ("msd", {"max_per_patient": None}, True),
+        ("msd", {"max_per_patient": 200}, True),
+        ("msd_volumes", {}, False),
+        ("kspace_from_volumes", {"slices": None}, True),
+        ("kspace_from_volumes", {}, False),
+        ("public_kspace", {}, False),
+        ("fastmri", {}, False),
+    ],
+)
+def test_a_guess_at_the_largest_number_of_an_owner_is_no_fact(
+    tmp_path: Path, name: str, changes: dict[str, Any], is_estimate: bool
+) -> None:
+    assert dataset(name, **changes).info(tmp_path).is_estimate == is_estimate

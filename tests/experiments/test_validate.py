@@ -64,7 +64,8 @@ def test_every_recipe_validates_without_its_data(recipe: str, tmp_path: Path) ->
     # GReDP as published adds noise, and leaves a direction without any.
     private = report.privacy["z"] > 0
     assert (report.privacy["epsilon_tight"] < 1e6) == private
-    assert report.privacy["epsilon_patient"] >= report.privacy["epsilon_tight"]
+    epsilon = report.privacy["epsilon_patient"]
+    assert epsilon is None or epsilon >= report.privacy["epsilon_tight"]
     assert show_validation(dataclasses.asdict(report))
 
 
@@ -203,3 +204,18 @@ def test_no_budget_and_no_target_where_a_direction_gets_no_noise(
         with pytest.raises(UserError, match=told):
             does(config)
     assert not list(tmp_path.glob("runs/*/*/record.json"))
+
+
+def test_without_the_files_an_epsilon_per_owner_is_not_guessed(tmp_path: Path) -> None:
+    """It was that of the average speaker, as if nobody had more clips."""
+    root = f"paths.data={tmp_path}"
+    report = validated("recipe=speech_linear", "privacy.unit=example", root)
+    assert report.data["examples_per_patient"] is report.privacy["epsilon_patient"] is None
+    facts = dict(show_validation(dataclasses.asdict(report))[0].rows)
+    assert facts["data"].endswith("the counts are estimated from the release; see `zdp-bench data`")
+    says = "unknown without the files, as is the largest number of examples of a speaker"
+    assert facts["ε per speaker"] == says
+    report = validated("recipe=speech_linear", root)
+    assert report.privacy["epsilon_patient"] == report.privacy["epsilon_tight"]
+    facts = dict(show_validation(dataclasses.asdict(report))[0].rows)
+    assert facts["ε per speaker"].endswith(", for a speaker")

@@ -225,7 +225,9 @@ class DatasetInfo:
         examples_per_patient, unit: see `Splits`.
         owners: number of patients that own the training examples. None: one per example, or
             unknown.
-        found: False if the files are missing. The numbers are then those of the release.
+        is_estimate: True if an owner may have more than `examples_per_patient` examples, so that
+            ε per owner is unknown.
+        found: False if the files are missing. The numbers are then estimated from the release.
         classes: number of training examples per class name, if classes have names. `validate` shows
             them to the owner of the data; they are never written to a record.
     """
@@ -241,6 +243,7 @@ class DatasetInfo:
     examples_per_patient: int = 1
     unit: str = "patient"
     owners: int | None = None
+    is_estimate: bool = False
     found: bool = True
     classes: dict[str, int] = field(default_factory=dict)
 

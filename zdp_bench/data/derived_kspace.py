@@ -231,4 +231,5 @@ class PublicKSpace(KSpaceSlices):
             test=self.test,
             owners=self.train,
             examples_per_patient=1,
+            is_estimate=False,
         )

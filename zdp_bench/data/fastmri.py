@@ -422,6 +422,7 @@ class KSpaceSlices(Dataset):
             examples_per_patient=slices_per_volume,
             unit=self.owner,
             owners=train,
+            is_estimate=self.slices is None,
         )
 
     def _fits(self, volume: KSpaceVolume) -> bool:
@@ -506,4 +507,10 @@ class FastMri(KSpaceSlices):
         if self.slices:
             return release
         train, test = RELEASED_SLICES
-        return replace(release, train=train, test=test, examples_per_patient=MAX_RELEASED_SLICES)
+        return replace(
+            release,
+            train=train,
+            test=test,
+            examples_per_patient=MAX_RELEASED_SLICES,
+            is_estimate=False,
+        )

@@ -46,7 +46,7 @@ patient with two volumes (Task04, see `msd.py`) has a larger ε.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -66,6 +66,7 @@ from zdp_bench.registry import register
 SEQUENCES = ("FLAIR", "T1w", "T1gd", "T2w")  # the order of a volume's channels
 FOLDER = "Task01_BrainTumour"
 RELEASED = {"imagesTr": 484, "imagesTs": 266}  # number of published volumes
+RELEASED_SLICES = 155  # of each
 # Smallest standard deviation of a real or imaginary part, relative to the root mean square of an
 # example, that is scaled to 1. A smaller one is rounding noise.
 MIN_DEVIATION = 1e-6
@@ -279,7 +280,8 @@ class MriSequences(SequenceSlices):
         num_train, num_held = RELEASED.values()
         self.require_test_patients(num_held)
         num_test = num_held - self.validation_patients
-        return self.describe(num_train, num_test, self.validation_patients)
+        released = replace(self, slices=min(self.slices, RELEASED_SLICES))
+        return released.describe(num_train, num_test, self.validation_patients)
 
 
 # ------------------------------------------------------------------------- simulated contrasts

@@ -301,6 +301,7 @@ class Decathlon(Dataset):
             examples_per_patient=self.count(SLICES, "train"),
             unit="volume",
             owners=len(parts["train"]),
+            is_estimate=self.count(nifti.MAX_VOXELS, "train") > self.count(SLICES, "train"),
         )
 
 

@@ -229,7 +229,7 @@ class SpeechCommands(Dataset):
         return torch.from_numpy(load_or_make("spectrograms", name, shape, np.complex64, blocks()))
 
     def published_info(self, root: Path) -> DatasetInfo | None:
-        """Estimate the counts from about 3,500 clips per word and 20 per speaker."""
+        """Estimate the counts from about 3,500 clips per word and 20 per speaker on average."""
         if holds_any(root / FOLDER):
             return None
         count = min(self.clips_per_word or 3500, 3500) * len(self.words)
@@ -243,6 +243,7 @@ class SpeechCommands(Dataset):
             examples_per_patient=20,
             unit="speaker",
             owners=(count - test) // 20,
+            is_estimate=True,
         )
 
     def choose(self, folder: Path) -> list[Clip]:

@@ -141,7 +141,7 @@ def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
             "test": data.test,
             "validation": data.validation,
             "input": f"{str(data.dtype).removeprefix('torch.')} {list(data.input_shape)}",
-            "examples_per_patient": data.examples_per_patient,
+            "examples_per_patient": None if data.is_estimate else data.examples_per_patient,
             "owners": data.owners,
             "classes": data.classes,
         },
@@ -200,7 +200,7 @@ def list_layers(setup: Setup) -> list[LayerUse]:
 
 
 def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
-    """Return the ε of all planned steps, per example and per owner.
+    """Return the ε of all planned steps, per example and per owner (None: unknown).
 
     With a budget, the run may end before it has taken all steps.
     """
@@ -209,7 +209,9 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
     by_owner = config.privacy.by_owner
     # Largest number of records of one patient. A patient is a single record if it is the unit.
     records_per_patient = 1 if by_owner else min(data.examples_per_patient, data.train)
-    epsilon_part = None
+    epsilon_part = epsilon_patient = None
+    if by_owner or not data.is_estimate:
+        epsilon_patient = call_cached(patient_epsilon, mechanism, records_per_patient, steps, delta)
     if by_owner:
         epsilon_part = call_cached(example_epsilon, mechanism, steps, delta)
     claim = claim_of(config, plan, setup.algorithm.noise_multiplier, steps)
@@ -221,9 +223,7 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
         "claimed_by": config.accountant,
         "epsilon_tight": call_cached(tight_epsilon, mechanism, steps, delta),
         "epsilon_rdp": call_cached(rdp_epsilon, mechanism, steps, delta),
-        "epsilon_patient": call_cached(
-            patient_epsilon, mechanism, records_per_patient, steps, delta
-        ),
+        "epsilon_patient": epsilon_patient,
         "epsilon_part": epsilon_part,
         "unit": data.unit,
         "epsilon_of": data.unit if by_owner else "example",

@@ -53,7 +53,7 @@ def _facts(report: dict[str, Any]) -> list[list[str]]:
 def _data_facts(data: dict[str, Any]) -> dict[str, str]:
     state = "found"
     if not data["found"]:
-        state = "MISSING: the counts are those of the release; see `zdp-bench data`"
+        state = "MISSING: the counts are estimated from the release; see `zdp-bench data`"
     facts = {
         "data": f"{data['name']}: {state}",
         "examples": f"{data['train']:,} for training, {data['test']:,} for testing, "
@@ -71,26 +71,31 @@ def _data_facts(data: dict[str, Any]) -> dict[str, str]:
     return facts
 
 
-def _privacy_facts(privacy: dict[str, Any], owned: int) -> dict[str, str]:
+def _privacy_facts(privacy: dict[str, Any], owned: int | None) -> dict[str, str]:
     """Return the facts about ε.
 
     Args:
         privacy: the section of the report.
-        owned: largest number of examples of one owner.
+        owned: largest number of examples of one owner. None: unknown.
     """
     unit, protected = privacy["unit"], privacy["epsilon_of"]
     sigma, z = privacy["noise_multiplier"], privacy["z"]
     claimed = show_epsilon(privacy["epsilon_claimed"])
     tight = show_epsilon(privacy["epsilon_tight"])
-    owner = f"{name_one(unit)} with {owned} example{'s' if owned > 1 else ''}"
+    owner = name_one(unit)
+    if owned:
+        owner += f" with {owned} example{'s' if owned > 1 else ''}"
+    of_owner = f"unknown without the files, as is the largest number of examples of {owner}"
+    if privacy["epsilon_patient"] is not None:
+        of_owner = f"{show_epsilon(privacy['epsilon_patient'])}, for {owner}"
     facts = {
         "noise": f"σ = {sigma:.4g}, z = {z:.4g} (in the weakest direction)",
         "claimed ε": f"{claimed}  (accountant {privacy['claimed_by']})",
         "tight ε": f"{tight} per {protected} at δ = {privacy['delta']:g}",
-        f"ε per {unit}": f"{show_epsilon(privacy['epsilon_patient'])}, for {owner}",
+        f"ε per {unit}": of_owner,
     }
     part = privacy["epsilon_part"]
-    if part is not None and owned > 1:  # to remove an owner's only example is to remove the owner
+    if part is not None and owned != 1:  # to remove an owner's only example is to remove the owner
         facts["ε per example"] = f"{show_epsilon(part)}, for one of {name_one(unit)}'s examples"
     if privacy["max_epsilon"]:
         facts["budget"] = f"stops before a tight ε of {privacy['max_epsilon']:g}"
