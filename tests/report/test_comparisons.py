@@ -233,6 +233,17 @@ def test_a_row_that_cannot_be_tested_says_so(metric: str, tmp_path: Path) -> Non
     assert show_p(math.nan) == "= NaN (no variance)"
 
 
+@pytest.mark.parametrize("infinite", [math.nan, math.inf])
+def test_values_that_are_not_finite_are_not_said_to_be_equal(infinite: float) -> None:
+    """p was 1: the least and largest of 0.5 and NaN are 0.5, and a part of infinity is infinity."""
+    values, finite = [0.5, infinite], [0.5, 0.5]
+    assert math.isnan(students_t(values, finite))
+    assert math.isnan(students_t(finite, values))
+    for pairs in (paired_t(values, finite), paired_t(finite, values)):
+        assert pairs is not None
+        assert math.isnan(pairs.p)
+
+
 def test_paired_t() -> None:
     """By hand: differences of mean 2 and deviation 1, t = 2√3 on 2 degrees of freedom."""
     found = paired_t([4, 4, 4], [3, 2, 1])

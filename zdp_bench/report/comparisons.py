@@ -230,7 +230,8 @@ def _midranks(scores: np.ndarray) -> np.ndarray:
 def students_t(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the two-sided p of Student's t-test, which assumes equal variances.
 
-    It is NaN if a side has fewer than two values, and if the values differ without a variance.
+    It is NaN if a side has fewer than two values, if a value is not finite, and if the values
+    differ without a variance.
     """
     if min(len(first), len(second)) < 2:
         return math.nan
@@ -247,8 +248,12 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def _rounding_error(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return how far values may be apart, or differ in their differences, only by rounding."""
-    return ROUNDING * max(map(abs, (*first, *second)))
+    """Return how far values may be apart, or differ in their differences, only by rounding.
+
+    It is NaN, which no spread is below, if a value is not finite.
+    """
+    values = (*first, *second)
+    return ROUNDING * max(map(abs, values)) if all(map(math.isfinite, values)) else math.nan
 
 
 def _p_of_independent(first: Sequence[float], second: Sequence[float]) -> float:
