@@ -86,6 +86,8 @@ DEGENERATE = {
     "far from the origin": lambda z: z + 1e6,
     "tiny": lambda z: 1e-25 * z,
     "large": lambda z: 1e15 * z,
+    "as small as can be": lambda z: 1e-44 * z,
+    "as large as can be": lambda z: 7e18 * z / z.flatten(1).norm(dim=1).max(),
 }
 
 

@@ -23,6 +23,12 @@ def test_the_largest_modulus_goes_on_whole() -> None:
     assert MagnitudeMaxPool2d(2)(hand).item() == -3 - 3j  # by the larger real part it would be 3
 
 
+@pytest.mark.parametrize("size", [1e-18, 1e18])
+def test_the_largest_of_small_and_of_large_moduli_is_found(size: float) -> None:
+    x = size * torch.tensor([[[[1j, 2 + 0j], [-7 + 0j, 3j]]]], dtype=torch.complex64)
+    assert MagnitudeMaxPool2d(2)(x).item() == x[0, 0, 1, 0].item()
+
+
 def test_the_adaptive_windows_are_pytorchs() -> None:
     for size in (1, 3):
         found, expected = AdaptiveMagnitudeMaxPool2d(size), nn.AdaptiveMaxPool2d(size)

@@ -1,8 +1,8 @@
 """Activations of complex and real networks, by name.
 
-Shapes: z [B, C, *] -> the same shape. Values and gradients of complex activations are finite
-everywhere: at 0, on the axes and for large |z|. A trained bias has one entry, or one per feature
-(dimension 1).
+Shapes: z [B, C, *] -> the same shape. Values and gradients of complex activations are finite at 0
+and for |z| from 1e-37 to 1e19, also on the axes. Beyond, squares leave the range of float32. A
+trained bias has one entry, or one per feature (dimension 1).
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class ComplexGroupNorm(nn.Module):
     except for the closed form. Covariances are divided by one less than the number of entries, as
     in `torch.cov`. Besides `eps`, 5e-7 of the mean eigenvalue is added to both eigenvalues in
     float32 (1e-15 in float64), because rounding errors would be amplified to full size if the
-    entries of a group are on a line far from 0. For any group of n entries, values and gradients
-    are finite, and Σ|ŷ|² is at most 2n.
+    entries of a group are on a line far from 0. For any group of n entries whose Σ|x|² is at most
+    1e38 in float32, values and gradients are finite, and Σ|ŷ|² is at most 2n.
 
     Shapes: complex [B, C, *] -> the same shape, channels-last in memory, where * is any number of
     spatial dimensions, or none.

@@ -2,7 +2,7 @@
 
 Means are computed on interleaved real channels. The maximum is the entry with the largest modulus,
 as in Ziller et al. 2021 (A.2.3), and the first of several equal ones; the gradient goes to that
-entry only.
+entry only. Squares are compared, so moduli must lie between 1e-18 and 1e19 in float32.
 """
 
 from __future__ import annotations
