@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.gradients.harness import loss
+from tests.gradients.harness import OwnScale, loss
 from tests.gradients.test_harness import norm
 from tests.modules import Made
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import Engine, clipped_sum, fast, layer_gradient, reference, tape
+from zdp_bench.gradients import Engine, clipped_sum, fast, layer_gradient, reference, rules, tape
 from zdp_bench.gradients.program import uses
 from zdp_bench.gradients.rules import NoRule, convolution
 from zdp_bench.nn.circulant import CirculantLinear
@@ -105,6 +105,24 @@ def test_what_fast_cannot_serve_goes_to_the_reference_and_is_logged_once(
     theirs = reference.clipped_sum(module, loss, (INPUTS, TARGETS), 1.0)
     torch.testing.assert_close(ours.sums, theirs.sums)
     assert all(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_memory_that_ran_out_does_not_mean_that_no_rule_supports_a_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reference engine served the model from then on, although smaller batches fit."""
+
+    def raise_no_room(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(rules, "map_rows", raise_no_room)
+    monkeypatch.setattr(uses, "map_rows", raise_no_room)
+    with pytest.raises(torch.OutOfMemoryError):
+        fast.clipped_sum(nn.Sequential(OwnScale()), loss, (INPUTS, TARGETS), 1.0)
+    fill = nn.Parameter(torch.zeros(()))
+    model = Made(lambda net, x: x.masked_fill(x > 0, net.fill), fill=fill)
+    with pytest.raises(torch.OutOfMemoryError):
+        clipped_sum(model, loss, (INPUTS, TARGETS), 1.0)
 
 
 @pytest.mark.usefixtures("output_gradients")

@@ -28,6 +28,7 @@ from torch.func import vjp
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves, tree_map
 
+from zdp_bench.errors import is_out_of_memory
 from zdp_bench.gradients.clipping import squared_norms
 from zdp_bench.gradients.layer_gradient import (
     FORM_BYTES,
@@ -430,6 +431,8 @@ class _Call:
             with torch.enable_grad():
                 return list(map_rows(differentiate_one, g, self._examples(x)))
         except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
             reason = str(error).splitlines()[0]
             raise NoRule(
                 f"{self.use.kind}, which torch.func cannot differentiate per example ({reason})"

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from zdp_bench.errors import is_out_of_memory
 from zdp_bench.gradients.layer_gradient import LayerGradient
 from zdp_bench.gradients.mapping import map_rows
 
@@ -100,6 +101,8 @@ def any_layer(
         with torch.enable_grad():
             gradients = map_rows(differentiate_one, x, g)
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         reason = str(error).splitlines()[0]
         raise NoRule(
             f"a layer without a rule that torch.func cannot differentiate per example ({reason})"
