@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.gradients.harness import loss
+from tests.gradients.outside_state.holders import in_a_closure
 from tests.modules import Made
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import clipped_sum, reference
@@ -214,6 +215,18 @@ def test_every_example_finds_the_model_as_the_first_does() -> None:
     assert torch.equal(model.held[0], torch.ones(1, WIDTH))
 
 
+def test_an_output_does_not_depend_on_the_examples_before_it() -> None:
+    """State outside of the model is restored for each: here, of the largest number so far."""
+    torch.manual_seed(0)
+    remember = in_a_closure()
+    scaled = lambda net, x: net.layer(x) / remember(float(x.abs().max()))  # noqa: E731
+    model, inputs = Made(scaled, layer=nn.Linear(WIDTH, 2)), torch.rand(3, WIDTH)
+    inputs[0] *= 1e3
+    outputs = reference.compute_outputs(model, inputs)
+    each = [reference.compute_outputs(model, example) for example in inputs.split(1)]
+    torch.testing.assert_close(outputs, torch.cat(each))
+
+
 def test_what_vmap_cannot_map_is_passed_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Sequential(nn.Linear(WIDTH, 3), nn.RReLU(0.25, 0.25))
     inputs, targets = torch.randn(3, WIDTH), torch.zeros(3)
@@ -232,10 +245,12 @@ def test_a_pass_that_writes_into_its_example_changes_no_batch() -> None:
     def write(outputs: Tensor, targets: Tensor) -> Tensor:
         return loss(outputs, targets.mul_(2))
 
-    model = Made(lambda net, x: net.layer(x.mul_(2)), layer=nn.Linear(WIDTH, WIDTH))
-    batch = torch.ones(3, WIDTH), torch.ones(3)
-    reference.differentiate_in_loop(model, write, batch)
-    assert all((part == 1).all() for part in batch)
+    layer, batch = nn.Linear(WIDTH, WIDTH), (torch.ones(3, WIDTH), torch.ones(3))
+    for factor in (lambda x: 2, lambda x: 1 + float(x.max())):  # by a program, and one by one
+        model = Made(lambda net, x, factor=factor: net.layer(x.mul_(factor(x))), layer=layer)
+        reference.differentiate_in_loop(model, write, batch)
+        reference.compute_outputs(model, batch[0])
+        assert all((part == 1).all() for part in batch)
 
 
 def test_a_parameter_that_no_loss_depends_on_has_gradients_of_zero() -> None:

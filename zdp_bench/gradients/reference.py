@@ -247,7 +247,7 @@ def differentiate_in_loop(
         if first is not None and len(inputs) > 1:
             with torch.enable_grad():
                 output_again = _outputs_of(model, inputs[:1], seeds[0])
-                loss_again = example_loss.compute_seeded(output_again, *first[1:]).sum()
+                loss_again = example_loss.compute_seeded(output_again, *first[1:])
             require_same_output(first[0], output_again)
             example_loss.require_stateless(first, torch.stack(losses))
             gradients_again = _gradients_of(loss_again, parameters)
@@ -258,7 +258,7 @@ def differentiate_in_loop(
 @contextmanager
 def _unchanged_weights(parameters: dict[str, nn.Parameter]) -> Iterator[None]:
     """Restore weights that change inside the context, in whatever way, and reject the change."""
-    weights = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    weights = {name: parameter.clone() for name, parameter in parameters.items()}
     try:
         yield
     finally:
@@ -271,9 +271,7 @@ def _require_unchanged(
 ) -> None:
     """Reject and restore parameters that differ from their earlier weights."""
     changed = [
-        name
-        for name, parameter in parameters.items()
-        if not are_equal(parameter.detach(), weights[name])
+        name for name, parameter in parameters.items() if not are_equal(parameter, weights[name])
     ]
     if not changed:
         return
@@ -289,7 +287,7 @@ def _require_unchanged(
 
 def require_same_output(before: Tensor, after: Tensor) -> None:
     """Reject a model whose outputs for the same examples and seed have changed."""
-    if are_alike(before, after.detach(), before):
+    if are_alike(before, after, before):
         return
     raise UserError(
         "the output for an example changes once others have been processed, so the model keeps "
@@ -305,7 +303,7 @@ def _require_same_gradients(
 ) -> None:
     """Reject a backward pass whose gradients for the same example have changed."""
     for name, gradient in before.items():
-        if not are_alike(gradient, after[name].detach(), gradient):
+        if not are_alike(gradient, after[name], gradient):
             raise UserError(
                 f"the gradient of parameter '{name}' for an example changes once others have been "
                 "processed, so a hook or a backward function keeps state that depends on them, "
