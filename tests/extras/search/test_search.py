@@ -463,6 +463,33 @@ def test_a_trial_whose_values_fail_together_only_fails_and_spends_nothing(
     assert carry_out(tmp_path, *words, sampler="grid", trials=5, epsilon=epsilon) == found
 
 
+def test_a_trial_that_could_not_begin_begins_once_the_reason_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed failed for good, and so did an interrupted one, whose run had spent ε."""
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_run_trial", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            carry_out(tmp_path, RATES, sampler="random")
+    with monkeypatch.context() as patch:
+        misfits = Mock(side_effect=["weights.pt: does not exist.", None])
+        patch.setattr(module, "_find_misfit", misfits)
+        found = carry_out(tmp_path, RATES, sampler="random")
+    assert [trial["state"] for trial in found["trials"]] == ["done", "failed", "done"]
+    found = carry_out(tmp_path, RATES, sampler="random")
+    assert [trial["state"] for trial in found["trials"]] == ["done"] * 3
+
+
+def test_memory_that_ran_out_ends_a_search_and_fails_no_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = UserError("model=mlp: needs more memory than is available (out of memory).")
+    monkeypatch.setattr(module.Setup, "of", Mock(side_effect=error))
+    with pytest.raises(UserError, match="needs more memory"):
+        carry_out(tmp_path, RATES, sampler="random")
+    assert not list(tmp_path.rglob("search.json"))
+
+
 def test_each_trial_names_its_run_if_representations_differ(tmp_path: Path) -> None:
     """All trials had the data of the first, so `export` did not find the others' runs."""
     words = ["recipe=quickstart", "dataset=synthetic_images", "dataset.shape=[1,16,16]"]

@@ -28,7 +28,7 @@ from zdp_bench.config.constraints import require_no_federation
 from zdp_bench.config.schema import Run
 from zdp_bench.config.words import split_word
 from zdp_bench.data import Splits
-from zdp_bench.errors import UserError, unknown
+from zdp_bench.errors import UserError, is_out_of_memory, unknown
 from zdp_bench.experiments.sweep import Shown, carry_out
 from zdp_bench.extras.search.journal import Journal, direction, read_trials
 from zdp_bench.extras.search.noise import (
@@ -153,8 +153,9 @@ def _data_of(options: SearchOptions, config: Run, data: Splits) -> Splits:
 def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]) -> None:
     """Run the trials of a search, each with the noise that keeps the search within its ε.
 
-    A trial that failed is not repeated: with secure noise, it would spend its ε again. One whose
-    values do not fit together fails before it spends any.
+    A trial whose run failed is not repeated: with secure noise, it would spend its ε again. One
+    whose values do not fit together fails before it spends any, and is checked again whenever the
+    search continues.
 
     Raises:
         UserError: a trial cannot be run, or the search's ε does not allow a first one.
@@ -171,16 +172,15 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
         proposal = study.ask(options.searched)
         overrides = options.overrides_of(proposal.params)
         saved_trial = journal.saved_trials.get(number, {})
-        # False for a new trial, and if another version of Optuna proposes other values than before.
-        is_saved = saved_trial.get("values") == proposal.params
+        # A trial has no run if it is new or could not begin, for a reason that may have passed.
+        # Another version of Optuna may propose other values than before.
+        has_run = bool(saved_trial.get("run")) and saved_trial["values"] == proposal.params
         trial: Document = {"trial": number, "values": proposal.params, "noise": [], "run": ""}
         trial |= {"state": "open", "score": None}
-        if is_saved:
+        if has_run:
             trial = saved_trial
-        if trial["state"] not in ("failed", "done"):
-            misfit = _find_misfit(options, overrides, journal.data)
-            if misfit is not None:
-                trial = trial | {"state": "failed", "score": None, "reason": misfit}
+        elif misfit := _find_misfit(options, overrides, journal.data):
+            trial |= {"state": "failed", "reason": misfit}
         if trial["state"] == "failed":
             journal.trials.append(trial)
             print_line(describe_trial(trial, options.trials, metric))
@@ -188,7 +188,7 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
             continue
         data = _data_of(options, configured(overrides), journal.data)
         try:
-            if is_saved:  # it keeps its noise, even if other runs have spent more since
+            if has_run:  # it keeps its noise, even if other runs have spent more since
                 noise_overrides = trial["noise"]
             else:
                 # If a saved trial of this number is replaced, its run is an earlier run now.
@@ -220,6 +220,9 @@ def _find_misfit(options: SearchOptions, overrides: Sequence[str], data: Splits)
 
     Each value is valid beside the first values of the other keys (`_check_listed_values`), but all
     of them may not fit together.
+
+    Raises:
+        UserError: memory ran out, which says nothing about the values.
     """
     if options.epsilon is not None:  # the noise is chosen later
         overrides = [*overrides, *AT_MULTIPLIER_1]
@@ -227,6 +230,8 @@ def _find_misfit(options: SearchOptions, overrides: Sequence[str], data: Splits)
         config = configured(overrides)
         Setup.of(config, _data_of(options, config, data), torch.device("cpu")).check_model()
     except UserError as error:
+        if is_out_of_memory(error):
+            raise
         return str(error)
     return None
 
