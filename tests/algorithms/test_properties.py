@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench import registry
-from zdp_bench.algorithms import Algorithm, Problem, algorithm_type
+from zdp_bench.algorithms import Algorithm, InSpectra, Problem, algorithm_type
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, Shares
 from zdp_bench.nn.circulant import CirculantLinear
@@ -331,6 +331,20 @@ def test_postprocessing_is_linear_and_divides_by_the_expected_batch_size(descend
         )
 
 
+def test_an_algorithm_averages_if_it_only_divides_by_the_expected_batch_size(case: Case) -> None:
+    algorithm, _, kind = make(case)
+    averages = algorithm.averages
+    noisy = summed(algorithm, examples(3, kind))
+    means = {name: value / 4 for name, value in noisy.items()}
+    found = algorithm.postprocess(noisy, 4.0)
+    is_mean = found.keys() == means.keys() and all(
+        (found[name].shape, found[name].dtype) == (mean.shape, mean.dtype)
+        and torch.allclose(found[name], mean)
+        for name, mean in means.items()
+    )
+    assert averages == (is_mean and not isinstance(algorithm, InSpectra))
+
+
 # ------------------------------------------------------------------- shares, and steps before
 
 
@@ -452,7 +466,7 @@ def test_non_private_training_is_plain_gradient_descent() -> None:
     algorithm = lookup("algorithm", "sgd")(
         Problem(model, Classification().loss, Sampling("shuffled", 0.1, 7, 70))
     )
-    assert algorithm.mechanism().z == 0
+    assert algorithm.mechanism().z == algorithm.noise_multiplier == 0
     descend(
         dict(model.named_parameters()),
         torch.optim.SGD(model.parameters(), lr=0.3),
