@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import parametrizations
 
+from zdp_bench.errors import UserError
+from zdp_bench.gradients import clipped_sum
 from zdp_bench.gradients.program import copy_apart
 
 
@@ -158,3 +161,37 @@ def test_python_modules_are_shared_and_their_names_are_not_followed() -> None:
     twin = copy_apart(model)
     assert twin.libraries is not model.libraries
     assert twin.libraries == [torch, np]
+
+
+def test_a_model_that_refuses_to_be_copied_is_refused() -> None:
+    class Unique(nn.Linear):
+        def __deepcopy__(self, memo: object) -> Unique:
+            raise TypeError("it exists once")
+
+    with pytest.raises(UserError, match=r"the model cannot be copied, .*: it exists once\."):
+        copy_apart(Unique(2, 2))
+
+
+class Tied(nn.Module):
+    """An autoencoder whose decoder is a view of its encoder, made once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(4, 3)
+        self.decoder = self.encoder.weight.t()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return functional.linear(self.encoder(inputs).tanh(), self.decoder)
+
+
+def test_a_gradient_passes_through_a_view_of_a_parameter_that_the_model_keeps() -> None:
+    """The view was detached, so that the decoder's part of the gradient was lost."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).square().sum(dim=1)
+
+    torch.manual_seed(0)
+    model, inputs = Tied(), torch.randn(3, 4)
+    sums = clipped_sum(model, loss, (inputs, inputs), 1e3).sums
+    gradients = torch.autograd.grad(loss(model(inputs), inputs).sum(), [*model.parameters()])
+    torch.testing.assert_close([*sums.values()], [*gradients])

@@ -163,6 +163,25 @@ class FitsAsACopy(nn.Module):
         return x
 
 
+class Forgets(nn.Module):
+    """Leaves the scale of its outputs out of its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 3.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "scale"}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * getattr(self, "scale", 1.0)
+
+
+def test_a_model_whose_copies_return_something_else_is_refused() -> None:
+    with pytest.raises(UserError, match="a copy of the model, which private steps run, returns"):
+        check(mlp(Forgets()))
+
+
 def test_memory_that_ran_out_is_not_said_to_be_the_models_fault() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         check(mlp(FitsAsACopy()))

@@ -226,9 +226,9 @@ def _(iterator: Iterator) -> Content:
         if has_same_parts and _position_of(iterator) == position:
             return False
         raise UserError(
-            f"a {type(iterator).__name__} outside of the model was advanced by the model or the "
-            "loss, so an example may affect others, which clipping cannot bound: compute the value "
-            "for each example anew."
+            f"an iterator ({type(iterator).__name__}) outside of the model was advanced by the "
+            "model or the loss, so an example may affect others, which clipping cannot bound: "
+            "compute the value for each example anew."
         )
 
     return Content(parts, require_unchanged)
@@ -237,9 +237,9 @@ def _(iterator: Iterator) -> Content:
 @content_of.register(type(_PATTERN.scanner("")))  # which `re.finditer` advances
 def _refuse_without_position(iterator: Any) -> Content:
     raise UserError(
-        f"the model or the loss can advance a {type(iterator).__name__}, which does not tell its "
-        "position, so an example may affect others, which clipping cannot bound: hold a list of "
-        "its items instead."
+        f"the model or the loss can advance an iterator ({type(iterator).__name__}) that does not "
+        "tell its position, so an example may affect others, which clipping cannot bound: hold a "
+        "list of its items instead."
     )
 
 

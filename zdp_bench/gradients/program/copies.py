@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients.program.closures import OwnFunctions
 
 
@@ -32,15 +33,21 @@ def copy_apart(
     # What a copy gets: a Lightning module leaves its trainer out.
     attributes = [value for module in model.modules() for value in _state_of(module).values()]
     for value in attributes:
-        if isinstance(value, Tensor) and not value.is_leaf:  # `deepcopy` rejects such tensors
-            memo[id(value)] = value.detach().clone()
+        if isinstance(value, Tensor) and not value.is_leaf:
+            memo[id(value)] = value  # `deepcopy` rejects it; gradients reach a parameter through it
     try:
         copied = _copy(model, memo)
     except Exception:  # a user's class may raise anything
         modules: dict[int, Any] = {id(module): module for module in model.modules()}
         for value in attributes:
             _share_uncopyable(value, memo, modules)
-        copied = _copy(model, memo)
+        try:
+            copied = _copy(model, memo)
+        except Exception as error:
+            raise UserError(
+                f"the model cannot be copied, as private steps do: copy.deepcopy raises: "
+                f"{first_line(error)}"
+            ) from None
     _share_parameters(copied, model, {id(shared_object) for shared_object in shared})
     pairs = zip(copied.parameters(), model.parameters(), strict=True)
     for parameter, original in pairs:

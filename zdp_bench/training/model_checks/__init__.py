@@ -341,15 +341,7 @@ def _refuse_stored_terms(model: nn.Module, loss: PerExample, batch: Batch) -> No
             return None
 
     with preserve_outside_state(model, loss.loss, weights=model.parameters()) as restore:
-        try:
-            with torch.enable_grad():
-                output = model(inputs).detach()
-        except RuntimeError as error:  # such as an attribute that was made in inference mode
-            if is_out_of_memory(error):
-                raise
-            raise UserError(
-                f"the model fails where a copy of it does not: torch raises: {first_line(error)}"
-            ) from None
+        output = _run_as_its_copy(model, inputs)
         loss_value = compute_loss(output)
         restore()
         restored_loss = compute_loss(output)
@@ -362,6 +354,29 @@ def _refuse_stored_terms(model: nn.Module, loss: PerExample, batch: Batch) -> No
             "output, such as torch.cat([logits, auxiliary[:, None]], dim=1), and read it from "
             "there."
         )
+
+
+def _run_as_its_copy(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return a model's output; reject a model whose copies, which private steps run, differ."""
+    outputs = []
+    for module in (copy_apart(model), model):
+        set_seed(0)
+        try:
+            with torch.enable_grad():
+                outputs.append(module(map_leaves(torch.clone, inputs)).detach())
+        except RuntimeError as error:  # such as an attribute that was made in inference mode
+            if is_out_of_memory(error):
+                raise
+            raise UserError(
+                f"the model fails where a copy of it does not: torch raises: {first_line(error)}"
+            ) from None
+    output_of_copy, output = outputs
+    if not are_alike(output_of_copy, output, output):
+        raise UserError(
+            "a copy of the model, which private steps run, returns another output than the model: "
+            "let __getstate__ or __deepcopy__ copy all that its forward function reads."
+        )
+    return output
 
 
 def _require_same_losses(
