@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
@@ -142,6 +143,38 @@ def test_a_hook_of_a_copy_writes_to_the_copy() -> None:
     assert (model.calls(), twin.calls()) == (1, 1)  # a variable that is no part of the model
     model(torch.zeros(1, 2))
     assert model.notes == ["function", "2", "decorated", "default", "partial"]
+
+
+class ComparesItsActivation(nn.Module):
+    """Looks at which functions it holds, one of which refers to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        functions = {F.relu: 1.0}
+        activation = F.relu
+
+        def scale(inputs: Tensor, factor: float = 2.0) -> Tensor:
+            return activation(inputs) * functions[activation] * factor
+
+        def read_itself() -> ComparesItsActivation:
+            return self
+
+        self.activation, self.scale, self.read_itself = activation, scale, read_itself
+        self.functions = functions
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.scale(inputs) if self.activation is F.relu else 100 * inputs
+
+
+def test_functions_that_do_not_refer_to_the_model_stay_what_they_are() -> None:
+    """Each was replaced, so that `self.activation is F.relu` was false in a copy."""
+    model = ComparesItsActivation()
+    twin: Any = copy_apart(model)
+    assert twin.activation is F.relu
+    assert twin.functions == {F.relu: 1.0}
+    assert torch.equal(twin(torch.ones(1)), model(torch.ones(1)))
+    assert twin.read_itself() is twin
+    assert twin.read_itself.__annotations__ == {"return": "ComparesItsActivation"}
 
 
 @pytest.mark.parametrize("has_lock", [False, True])

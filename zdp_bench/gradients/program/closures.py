@@ -1,11 +1,11 @@
-"""Functions of a model, such as its hooks, whose closures refer to the model itself."""
+"""Functions of a model, such as its hooks, that refer to the model itself."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from functools import partial
-from types import CellType, FunctionType
+from functools import partial, update_wrapper
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -18,8 +18,10 @@ class OwnFunctions:
     """Copies of a model's functions, for a deep copy of the model.
 
     `copy.deepcopy` shares functions with the original, so that a hook of a copy would write into
-    the original. A copied function has its own cell for each variable that holds a part of the
-    model, or another copied function. Other variables are shared.
+    the original. A function is copied if a variable of its closure or a default value is a part of
+    the model, or another such function. All others stay what they are, so that a forward function
+    can compare its activation with `F.relu`. A copied function has its own cell for each such
+    variable. Other variables are shared.
 
     Attributes:
         copies: the copied functions, by the id of the original.
@@ -36,8 +38,9 @@ class OwnFunctions:
             _collect(attributes.values(), functions)
             for kind in HOOKS:
                 _collect(attributes[kind].values(), functions)
-        for key, function in functions.items():
-            self.copies[key] = self._copy(function, parts | functions.keys())
+        own = _find_own(functions, parts)
+        for key, function in own.items():
+            self.copies[key] = self._copy(function, parts | own.keys())
 
     def _copy(self, function: FunctionType, parts: set[int]) -> FunctionType:
         closure = []
@@ -53,9 +56,8 @@ class OwnFunctions:
             function.__defaults__,
             tuple(closure),
         )
+        update_wrapper(copied, function)
         copied.__kwdefaults__ = function.__kwdefaults__
-        copied.__module__ = function.__module__
-        copied.__qualname__ = function.__qualname__
         copied.__dict__ = function.__dict__  # shared
         return copied
 
@@ -73,11 +75,31 @@ class OwnFunctions:
 
 
 def _can_change(part: Any) -> bool:
+    """Return True if a deep copy of a model has a copy of this part of it."""
+    if isinstance(part, FunctionType | type | ModuleType):
+        return False
     return isinstance(part, list | dict | set | deque) or hasattr(part, "__dict__")
 
 
+def _find_own(
+    functions: dict[int, FunctionType],
+    parts: set[int],
+) -> dict[int, FunctionType]:
+    """Return the functions that refer to a part of the model, or to another that does."""
+    own: dict[int, FunctionType] = {}
+    num_before = -1
+    while len(own) > num_before:
+        num_before = len(own)
+        for key, function in functions.items():
+            variables = map(read_cell, function.__closure__ or ())
+            defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+            if any(id(value) in parts or id(value) in own for value in (*variables, *defaults)):
+                own[key] = function
+    return own
+
+
 def _collect(values: Iterable[Any], functions: dict[int, FunctionType]) -> None:
-    """Add the functions with a closure or default values, also those within others."""
+    """Add the functions among the values, also those in closures of others."""
     for value in values:
         function = value.func if isinstance(value, partial) else value
         if not isinstance(function, FunctionType) or id(function) in functions:
