@@ -76,8 +76,9 @@ def test_an_unusual_tensor_that_is_written_is_refused(make: Callable[[Tensor], T
     tensor = make(torch.ones(2))
     with pytest.raises(UserError, match=REFUSED), preserve_outside_state(tensor):
         tensor.copy_(tensor.clone())
-    with preserve_outside_state(tensor):
+    with preserve_outside_state(tensor) as restore:
         tensor.clone()
+        assert not restore()
 
 
 def test_of_very_many_tensors_the_last_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -266,7 +266,7 @@ def _position_of(iterator: Iterator) -> Any:
     """Return a value that differs once an iterator has advanced, or None if none is known."""
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame
-        return -1 if frame is None else frame.f_lasti  # None at its end
+        return frame is None or frame.f_lasti  # None at its end
     if isinstance(iterator, itertools.count | itertools.repeat):
         return repr(iterator)
     if type(iterator).__module__ == "itertools":
