@@ -19,6 +19,7 @@ from zdp_bench import disk, records
 from zdp_bench.disk import hold_lock
 from zdp_bench.errors import UserError
 from zdp_bench.records import files
+from zdp_bench.training.spending_file import read_plan
 
 
 def record(recipe: str = "r", seed: int = 0, value: float = 0.5, **more: Any) -> records.Document:
@@ -112,7 +113,7 @@ def test_scores_that_differ_in_their_last_digit_do_not_tie(tmp_path: Path, dtype
     assert back[1].astype(dtype).tolist() == written.tolist()
 
 
-def test_the_first_records_of_a_data_set_name_its_owners_as_later_ones_do() -> None:
+def test_the_first_files_of_a_data_set_name_its_owners_as_later_ones_do(tmp_path: Path) -> None:
     """One unit had two names, so the joint ε of its runs was not known."""
     records_of_data = []
     for unit in ("patient", "volume"):
@@ -122,6 +123,9 @@ def test_the_first_records_of_a_data_set_name_its_owners_as_later_ones_do() -> N
     first, later = typed(records_of_data)
     assert first.privacy == later.privacy
     assert first.get("privacy.unit") == "volume"
+    path = tmp_path / "spending.json"  # all that is left of a deleted run
+    records.write(path, {key: records_of_data[0][key] for key in ("recipe", "data", "privacy")})
+    assert read_plan(path).privacy.unit == read_plan(path).privacy.epsilon_of == "volume"
     assert records_of_data[0]["privacy"]["unit"] == "patient", "the document is as it was written"
     (patients,) = typed([record()])
     assert patients.privacy.unit == "patient"

@@ -43,6 +43,7 @@ from zdp_bench.records.record import (
     Record,
     Released,
     get,
+    name_owner,
     read,
     read_document,
     require_record,

@@ -303,7 +303,7 @@ class Record:
         Raises:
             Unfit: A field is missing or has another type.
         """
-        values = _name_owner(values)
+        values = name_owner(values)
         record: Record = parse_as(Record, {**values, "values": values, "path": path})
         return record
 
@@ -331,16 +331,13 @@ class Record:
         return get(self.values, path)
 
 
-def _name_owner(values: Mapping[str, Any]) -> Mapping[str, Any]:
+def name_owner(document: Any) -> Any:
     """Return a document that names the owner of examples as later records of its data set do."""
-    data, privacy = values.get("data"), values.get("privacy")
-    if not isinstance(data, dict) or not isinstance(privacy, dict):
-        return values  # as parsing states
-    owner = OWNERS.get(str(data.get("name")))
-    if owner is None:
-        return values
+    owner, privacy = OWNERS.get(str(get(document, "data.name"))), get(document, "privacy")
+    if owner is None or not isinstance(privacy, dict):
+        return document  # parsing states what is wrong with it
     names = {key: owner for key in ("unit", "epsilon_of") if privacy.get(key) == "patient"}
-    return {**values, "privacy": {**privacy, **names}}
+    return {**document, "privacy": {**privacy, **names}}
 
 
 def get(document: Mapping[str, Any], path: str) -> Any:

@@ -79,7 +79,7 @@ def read_plan(path: Path) -> Plan:
         UserError: the file is missing or damaged.
     """
     try:
-        return parse_as(Plan, read_json(path, records.from_json))
+        return parse_as(Plan, records.name_owner(read_json(path, records.from_json)))
     except Unfit as error:
         fault = f"{path}: is damaged: it {error}."
     except UserError as error:
