@@ -258,7 +258,8 @@ def _parts_of_iterator(iterator: Iterator) -> list[Any]:
         return [] if frame is None else [*frame.f_locals.values()]  # None at its end
     parts = gc.get_referents(iterator)
     if isinstance(iterator, itertools.cycle):  # it counts positions in a list of its own
-        return [*parts[:-1], *parts[-1]]
+        *sources, items = parts
+        return [*sources, *items]
     return parts
 
 
