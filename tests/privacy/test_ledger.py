@@ -89,7 +89,9 @@ def test_a_ledger_of_another_version_is_never_counted(path: Path, version: int) 
     path.write_text(
         path.read_text().replace(f'"ledger": {ledger_lines.FORMAT}', f'"ledger": {version}')
     )
-    assert is_ledger(path)
+    head = path.with_name("head.jsonl")
+    head.write_text(path.read_text().splitlines()[0])
+    assert is_ledger(head)
     with pytest.raises(LedgerError, match="line 1: was written by another version"):
         reopen(path)
     with pytest.raises(UserError, match="another version"):
@@ -180,8 +182,9 @@ def test_the_chain_of_a_secure_ledger_follows_from_its_steps_alone(path: Path) -
 def test_what_tells_ledgers_and_noise_apart_has_128_bits(path: Path) -> None:
     """So that no two that are drawn at random are ever the same."""
     write(path, 0, repeatable=False)
-    write(path, 1, repeatable=False)  # which marks it as continued
+    write(path, 1, 2, repeatable=False)  # which marks it as continued, once
     lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert ["made" in line for line in lines] == [False, False, True, False, False]
     random_texts = [lines[0]["nonce"], lines[2]["made"]]
     named, unnamed = path.with_name("named"), path.with_name("unnamed")
     run_process(named, "code", 0, "new", 1)

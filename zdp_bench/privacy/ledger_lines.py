@@ -206,15 +206,23 @@ def parse(line: bytes) -> tuple[Entry, str]:
     typed = all(type(value) is _TYPES.get(key) for key, value in body.items())
     if text[end:] not in ("", "\n", "\r\n") or not _is_digest(digest) or not typed:
         raise damaged
-    kinds = [kind for kind, keys in _KINDS if keys <= body.keys() <= kind.fields_of_keys.keys()]
-    if not kinds:
+    kind = _kind_of(body.keys())
+    if kind is None:
         raise damaged
     # A start without what made it is a revocation of an older version, which had the same `FORMAT`.
     if body.get("ledger", FORMAT) != FORMAT or body.get("made") == "":
         raise OtherVersionError(OTHER_VERSION)
     if not all(type(value) is str for value in body.get("facts", {}).values()):
         raise damaged
-    return kinds[0].from_body(body), digest
+    return kind.from_body(body), digest
+
+
+def _kind_of(keys: Set[str]) -> type[Entry] | None:
+    """Return the kind of entry that has these keys, or None. No two kinds can have the same."""
+    for kind, required in _KINDS:
+        if required <= keys <= kind.fields_of_keys.keys():
+            return kind
+    return None
 
 
 def _is_digest(value: object) -> bool:
