@@ -237,6 +237,28 @@ def test_a_run_is_private_with_any_noise_unless_its_batches_are_shuffled() -> No
         assert run.is_private == is_private
 
 
+UNKNOWN = replace(run_on("a"), sources=None)  # its files are not known
+
+
+@pytest.mark.parametrize(
+    ("run", "other", "may_share"),
+    [
+        (run_on("a b", dataset="x"), run_on("b c", dataset="y"), True),
+        (run_on("a b"), run_on("c"), False),
+        (run_on("a", "synthetic", "x"), run_on("a", "synthetic", "y"), True),  # one digest
+        (UNKNOWN, run_on("b"), True),
+        (run_on("b"), UNKNOWN, True),
+        (UNKNOWN, run_on("b", dataset="other"), False),
+        (replace(UNKNOWN, provenance="synthetic"), run_on("b", "synthetic"), False),
+    ],
+)
+def test_runs_may_share_examples_if_they_read_a_common_file_or_may_have(
+    run: Spending, other: Spending, may_share: bool
+) -> None:
+    assert run.may_share(other) == may_share
+    assert (run.shown, replace(run, title="scans").shown) == (run.dataset, "scans")
+
+
 @pytest.mark.parametrize(
     ("runs", "are_same"),
     [
