@@ -96,6 +96,15 @@ def test_a_tiny_delta_is_bounded_by_renyi_divergences(sampling: Sampling) -> Non
         assert max(alone) < compose_epsilon(runs, delta) < sum(alone)
 
 
+def test_a_tiny_delta_of_a_patient_is_bounded_by_renyi_divergences_only_in_every_step() -> None:
+    """Those of one example would state too small an ε for two that are drawn."""
+    runs = [SpentSteps(2.0, poisson(0.05), 100, 2), SpentSteps(8.0, poisson(0.05), 10, 2)]
+    assert compose_epsilon(runs, 1e-12) > compose_epsilon(runs[:1], 1e-12)
+    runs = [SpentSteps(16.0, FULL, 2, 2), SpentSteps(12.0, FULL, 3, 2)]
+    exact = gdp_epsilon(2 * math.hypot(math.sqrt(2) / 16, math.sqrt(3) / 12), 1e-30)
+    assert exact < compose_epsilon(runs, 1e-30) < 1.05 * exact
+
+
 def test_what_is_together_is_never_more_than_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [SpentSteps(z, poisson(0.05), 100) for z in (1.0, 2.0)]
     halves = sum(compose_epsilon([run], DELTA / 2) for run in runs)
