@@ -96,6 +96,7 @@ def test_a_regularisers_gradient_is_added_after_clipping_and_noise(
         (lambda m: m[0].weight, "one real number that depends on the model's weights"),
         (lambda m: penalty(m) * float("nan"), "its gradient is not finite"),
         (lambda m: penalty(m) * 1j, "one real number"),
+        (lambda m: torch.special.zeta(penalty(m) + 2, penalty(m)), "gradient cannot be computed"),
         (differentiated_already, "must return its number and not call backward"),
     ],
 )

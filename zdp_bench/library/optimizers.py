@@ -179,10 +179,10 @@ def adds_gradient(
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
-            raise UserError(
-                "regulariser: it must return its number and not call backward() itself: torch "
-                f"raises: {first_line(error)}"
-            ) from None
+            advice = "its gradient cannot be computed"
+            if "backward through the graph a second time" in str(error):
+                advice = "it must return its number and not call backward() itself"
+            raise UserError(f"regulariser: {advice}: torch raises: {first_line(error)}") from None
     gradients = []
     for parameter, gradient in zip(parameters, autograd_result, strict=True):
         gradients.append(torch.zeros_like(parameter) if gradient is None else gradient)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -100,12 +101,13 @@ def test_what_a_module_leaves_out_of_its_state_is_not_copied() -> None:
 
 
 class Hooked(nn.Module):
-    """A model whose hooks note outputs in a list of the model, in five ways."""
+    """A model whose hooks note outputs in a list of the model, in six ways."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(2, 2)
         self.notes: list[str] = []
+        self.parts = {"notes": self.notes}
         notes, calls = self.notes, 0
 
         def note(*_: object, kind: str = "function") -> None:
@@ -125,7 +127,12 @@ class Hooked(nn.Module):
 
         self.calls = lambda: calls
         partial = functools.partial(note, kind="partial")
-        for hook in (note, count, decorated, by_default, partial):
+        nested = self.parts["notes"]
+
+        def in_a_part(*_: object) -> None:
+            nested.append("part")
+
+        for hook in (note, count, decorated, by_default, partial, in_a_part):
             self.layer.register_forward_hook(hook)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -138,11 +145,11 @@ def test_a_hook_of_a_copy_writes_to_the_copy() -> None:
     model = Hooked()
     twin: Any = copy_apart(model, tuple(model.parameters()))
     twin(torch.zeros(1, 2))
-    assert twin.notes == ["function", "1", "decorated", "default", "partial"]
+    assert twin.notes == ["function", "1", "decorated", "default", "partial", "part"]
     assert model.notes == []
     assert (model.calls(), twin.calls()) == (1, 1)  # a variable that is no part of the model
     model(torch.zeros(1, 2))
-    assert model.notes == ["function", "2", "decorated", "default", "partial"]
+    assert model.notes == ["function", "2", "decorated", "default", "partial", "part"]
 
 
 class ComparesItsActivation(nn.Module):
@@ -228,3 +235,22 @@ def test_a_gradient_passes_through_a_view_of_a_parameter_that_the_model_keeps() 
     sums = clipped_sum(model, loss, (inputs, inputs), 1e3).sums
     gradients = torch.autograd.grad(loss(model(inputs), inputs).sum(), [*model.parameters()])
     torch.testing.assert_close([*sums.values()], [*gradients])
+
+
+def scaled_by(factor: float) -> Callable[[Tensor], Tensor]:
+    def scale(inputs: Tensor, offset: float = 0.5) -> Tensor:
+        return inputs * factor + offset
+
+    return scale
+
+
+DOUBLE = scaled_by(2.0)
+
+
+@pytest.mark.parametrize("function", [functional.relu, DOUBLE, functools.partial(DOUBLE)])
+def test_a_function_that_refers_to_nothing_of_the_model_is_not_copied(function: Any) -> None:
+    """A model that asks `self.act is F.relu` would compute something else as a copy."""
+    model = nn.Linear(2, 2)
+    model.act = function
+    copied: Any = copy_apart(model).act
+    assert getattr(copied, "func", copied) is getattr(function, "func", function)

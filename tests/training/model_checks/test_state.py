@@ -177,6 +177,20 @@ class Forgets(nn.Module):
         return x * getattr(self, "scale", 1.0)
 
 
+def test_what_a_first_pass_keeps_outside_is_no_constant_of_the_program() -> None:
+    """Each private step subtracted the mean of the check's made-up inputs."""
+    means: list[Tensor] = []
+
+    def centre(net: Any, x: Tensor) -> Tensor:
+        if not means:
+            means.append(x.detach().mean())
+        return x - means[0]
+
+    with pytest.raises(UserError, match="output for an example changes once others"):
+        check(mlp(Made(centre)))
+    assert not means
+
+
 def test_a_model_whose_copies_return_something_else_is_refused() -> None:
     with pytest.raises(UserError, match="a copy of the model, which private steps run, returns"):
         check(mlp(Forgets()))

@@ -1,108 +1,83 @@
-"""Functions of a model, such as its hooks, that refer to the model itself."""
+"""Functions of a model, such as its hooks, whose closures refer to the model itself."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
-from functools import partial, update_wrapper
-from types import CellType, FunctionType, ModuleType
+from functools import partial
+from types import CellType, FunctionType
 from typing import Any
 
 from torch import nn
 
-from zdp_bench.gradients.outside_state.content import read_cell
+from zdp_bench.gradients.outside_state.content import are_same, read_cell
 from zdp_bench.gradients.program.ours import HOOKS
 
 
-class OwnFunctions:
-    """Copies of a model's functions, for a deep copy of the model.
+def refer_to_copies(model: nn.Module, memo: dict[int, Any]) -> None:
+    """Let the hooks and functions of a deep copy refer to the copy.
 
     `copy.deepcopy` shares functions with the original, so that a hook of a copy would write into
-    the original. A function is copied if a variable of its closure or a default value is a part of
-    the model, or another such function. All others stay what they are, so that a forward function
-    can compare its activation with `F.relu`. A copied function has its own cell for each such
-    variable. Other variables are shared.
+    the original. A function that refers to nothing copied stays the same, also to `is`.
 
-    Attributes:
-        copies: the copied functions, by the id of the original.
+    Args:
+        model: the original.
+        memo: the copies of it and its parts, by the id of the original, as `copy.deepcopy` leaves
+            them.
     """
+    functions = _Functions(memo)
+    for module in model.modules():
+        copied = memo.get(id(module), module)
+        if copied is module:
+            continue
+        for holder in (vars(copied), *(vars(copied)[kind] for kind in HOOKS)):
+            for name, value in [*holder.items()]:
+                if isinstance(value, FunctionType | partial):
+                    holder[name] = functions.copy_of(value)
 
-    def __init__(self, model: nn.Module) -> None:
-        self.copies: dict[int, FunctionType] = {}
-        self._cells: dict[int, tuple[CellType, Any]] = {}  # by the id of the original cell
-        functions: dict[int, FunctionType] = {}
-        parts: set[int] = set()
-        for module in model.modules():
-            attributes = vars(module)
-            parts.update(id(part) for part in (module, *attributes.values()) if _can_change(part))
-            _collect(attributes.values(), functions)
-            for kind in HOOKS:
-                _collect(attributes[kind].values(), functions)
-        own = _find_own(functions, parts)
-        for key, function in own.items():
-            self.copies[key] = self._copy(function, parts | own.keys())
 
-    def _copy(self, function: FunctionType, parts: set[int]) -> FunctionType:
-        closure = []
-        for cell in function.__closure__ or ():
-            content = read_cell(cell)
-            if id(content) in parts:
-                cell, _ = self._cells.setdefault(id(cell), (CellType(), content))
-            closure.append(cell)
+class _Functions:
+    """Copies of functions that refer to copied objects."""
+
+    def __init__(self, memo: dict[int, Any]) -> None:
+        self.memo = memo
+        self.functions: dict[int, FunctionType] = {}  # by the id of the original
+        self.cells: dict[int, CellType] = {}
+
+    def copy_of(self, value: Any) -> Any:
+        """Return the copy of a function or other object, or itself if there is none."""
+        if isinstance(value, partial):
+            function = self.copy_of(value.func)
+            is_same = function is value.func
+            return value if is_same else partial(function, *value.args, **value.keywords)
+        if not isinstance(value, FunctionType):
+            return self.memo.get(id(value), value)
+        if id(value) not in self.functions:
+            self.functions[id(value)] = value  # where it calls itself
+            self.functions[id(value)] = self._copy(value)
+        return self.functions[id(value)]
+
+    def _copy(self, function: FunctionType) -> FunctionType:
+        closure = tuple(map(self._cell_of, function.__closure__ or ()))
+        defaults = tuple(map(self.copy_of, function.__defaults__ or ()))
+        named = function.__kwdefaults__ or {}
+        named_copies = {name: self.copy_of(value) for name, value in named.items()}
+        new = [*closure, *defaults, *named_copies.values()]
+        old = [*(function.__closure__ or ()), *(function.__defaults__ or ()), *named.values()]
+        if are_same(new, old):
+            return function
         copied = FunctionType(
-            function.__code__,
-            function.__globals__,
-            function.__name__,
-            function.__defaults__,
-            tuple(closure),
+            function.__code__, function.__globals__, function.__name__, defaults, closure
         )
-        update_wrapper(copied, function)
-        copied.__kwdefaults__ = function.__kwdefaults__
+        copied.__kwdefaults__ = named_copies
+        copied.__module__ = function.__module__
+        copied.__qualname__ = function.__qualname__
+        copied.__annotations__ = function.__annotations__
         copied.__dict__ = function.__dict__  # shared
         return copied
 
-    def refer_to(self, memo: dict[int, Any]) -> None:
-        """Let the functions refer to the copies of the model's parts, by the id of the original."""
-        for cell, content in self._cells.values():
-            cell.cell_contents = memo.get(id(content), content)
-        for function in self.copies.values():
-            defaults = function.__defaults__ or ()
-            function.__defaults__ = tuple(memo.get(id(value), value) for value in defaults)
-            keywords = function.__kwdefaults__ or {}
-            function.__kwdefaults__ = {
-                name: memo.get(id(value), value) for name, value in keywords.items()
-            }
-
-
-def _can_change(part: Any) -> bool:
-    """Return True if a deep copy of a model has a copy of this part of it."""
-    if isinstance(part, FunctionType | type | ModuleType):
-        return False
-    return isinstance(part, list | dict | set | deque) or hasattr(part, "__dict__")
-
-
-def _find_own(
-    functions: dict[int, FunctionType],
-    parts: set[int],
-) -> dict[int, FunctionType]:
-    """Return the functions that refer to a part of the model, or to another that does."""
-    own: dict[int, FunctionType] = {}
-    num_before = -1
-    while len(own) > num_before:
-        num_before = len(own)
-        for key, function in functions.items():
-            variables = map(read_cell, function.__closure__ or ())
-            defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-            if any(id(value) in parts or id(value) in own for value in (*variables, *defaults)):
-                own[key] = function
-    return own
-
-
-def _collect(values: Iterable[Any], functions: dict[int, FunctionType]) -> None:
-    """Add the functions among the values, also those in closures of others."""
-    for value in values:
-        function = value.func if isinstance(value, partial) else value
-        if not isinstance(function, FunctionType) or id(function) in functions:
-            continue
-        functions[id(function)] = function
-        _collect(map(read_cell, function.__closure__ or ()), functions)
+    def _cell_of(self, cell: CellType) -> CellType:
+        """Return a cell with the copy of a variable's value, or the same cell if there is none."""
+        content = read_cell(cell)
+        copied = self.copy_of(content)
+        if copied is content:
+            return cell
+        return self.cells.setdefault(id(cell), CellType(copied))

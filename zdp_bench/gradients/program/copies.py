@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError, first_line
-from zdp_bench.gradients.program.closures import OwnFunctions
+from zdp_bench.gradients.program.closures import refer_to_copies
 
 
 def copy_apart(
@@ -57,10 +57,9 @@ def copy_apart(
 
 
 def _copy(model: nn.Module, shared: dict[int, Any]) -> nn.Module:
-    functions = OwnFunctions(model)
-    memo: dict[int, Any] = shared | functions.copies
+    memo = dict(shared)
     copied = copy.deepcopy(model, memo)
-    functions.refer_to(memo)
+    refer_to_copies(model, memo)
     return copied
 
 

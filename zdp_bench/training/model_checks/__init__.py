@@ -125,6 +125,7 @@ def check(
         batch = source.draw(SAMPLES)
         _check_shapes(copy_apart(model), batch[0])
         require_nothing_kept(model, batch[0])
+        restore()  # else, what these passes stored would be constants of the program
         state = state_of(model, batch[0])
         _refuse_norms(model, state)
         with _explaining_ones(state):
