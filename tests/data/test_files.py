@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import gzip
 import http.server
 import os
 import re
@@ -124,6 +125,22 @@ def test_a_full_disk_is_named_and_not_the_output(tmp_path: Path, number: int) ->
     ):
         raise OSError(number, "Can't write data\n(errno = 28, buf = 0x5602)")
     assert not [*(tmp_path / "derived").iterdir()]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError(errno.ENOENT, "No such file", "scan.nii"), gzip.BadGzipFile()]
+)
+def test_an_error_in_reading_is_not_one_of_the_folder_that_is_written(
+    tmp_path: Path, error: OSError, is_there: bool
+) -> None:
+    """It was swallowed if another process had made the folder."""
+    folder = tmp_path / "derived" / "k"
+    if is_there:
+        folder.mkdir(parents=True)
+    with pytest.raises(type(error)) as caught, files.write_whole(folder):
+        raise error
+    assert caught.value is error
 
 
 def test_what_a_killed_run_has_left_of_a_derived_set_goes_after_a_day(tmp_path: Path) -> None:

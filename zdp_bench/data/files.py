@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -25,6 +26,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 MAX_FILE = 1 << 35  # bytes of a file of data, which takes seconds to hash
 ADVICE = " dataset.bad_examples=skip skips such files."
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # only of writing; HDF5's errors name no file
 
 
 @dataclass(frozen=True)
@@ -453,7 +455,7 @@ def write_whole(folder: Path) -> Iterator[Path]:
     kept. Temporary folders that killed processes left beside it are deleted.
 
     Raises:
-        UserError: The folder cannot be written, as with a full disk.
+        UserError: The folder cannot be written, or the disk is full.
     """
     partial = name_partial(folder)
     _make(partial)
@@ -462,11 +464,17 @@ def write_whole(folder: Path) -> Iterator[Path]:
             if is_left_behind(path):
                 shutil.rmtree(path)
     try:
-        yield partial
-        os.replace(partial, folder)
-    except OSError as error:
-        if not folder.is_dir():  # otherwise, another process has made it
+        try:
+            yield partial
+        except OSError as error:
+            if error.errno not in FULL:  # such as an error in reading another file
+                raise
             raise _unwritable(folder, error) from None
+        try:
+            os.replace(partial, folder)
+        except OSError as error:
+            if not folder.is_dir():  # otherwise, another process has made it
+                raise _unwritable(folder, error) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
