@@ -367,3 +367,22 @@ def test_weights_that_are_frozen_or_unfrozen_late_are_those_that_were_trained(
     known = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), copy.deepcopy(model[2]).requires_grad_())
     train(make(known, ledger=tmp_path / "third.jsonl"), most=1)
     assert "'2.weight' comes from the training with the ledger first.jsonl" in caplog.text
+
+
+def test_trainings_of_one_layer_after_the_other_are_all_known(tmp_path: Path) -> None:
+    """The first one, whose loop is suspended, took the place of the second at random."""
+    model = network()
+    model[2].requires_grad_(False)
+    first = begin(model, tmp_path / "first.jsonl")
+    train(first, most=1)
+    model[0].requires_grad_(False)
+    model[2].requires_grad_(True)
+    second = begin(model, tmp_path / "second.jsonl")
+    train(second, most=1)
+    third = begin(model, tmp_path / "third.jsonl")
+    assert {Path(earlier.ledger).name for earlier in third._earlier} == {
+        "first.jsonl",
+        "second.jsonl",
+    }
+    for training in (first, second, third):
+        training.close()

@@ -409,10 +409,8 @@ class Private:
         self._versions = self._versions_now()
 
     def _versions_now(self) -> WeightVersions:
-        """Return the versions of the weights that are trained, also if they were frozen since."""
-        parameters = dict(self.model.named_parameters())
-        names = parameters.keys() & self._checked_parameters.keys()
-        return record_versions({name: parameters[name] for name in names})
+        """Return the versions of all weights, also of those that another training changes."""
+        return record_versions(dict(self.model.named_parameters()))
 
     def _note_weights(self) -> None:
         """Record in this process the trainings that the weights come from."""
