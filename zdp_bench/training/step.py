@@ -70,13 +70,15 @@ class Training:
 
     @cached_property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """All parameters by name. The set of those that require gradients may change."""
+        """All parameters by name, whether they require gradients or not."""
         return dict(self.model.named_parameters())
 
     def mechanism(self) -> Mechanism:
         """Return the mechanism of a step with the parameters that require gradients now.
 
-        The algorithm derives it from these parameters.
+        A caller that freezes or unfreezes a parameter between steps gets another mechanism. But
+        `ledger` and `max_releases` are for a single one, so such a caller must account for the
+        others. No caller in this package does this, and `make_private` rejects it.
         """
         requires_grad = tuple(parameter.requires_grad for parameter in self.parameters.values())
         if requires_grad not in self.mechanisms:
@@ -122,17 +124,17 @@ def private_step(
         raise BudgetExceeded
     algorithm, mechanism = training.algorithm, training.mechanism()
     ledger.append(step, weights_digest)  # before the sum and its noise exist
-    # If memory runs out, the sum below halves `shared_size.examples`, for all later steps too.
-    shared_size = micro_batches.size if isinstance(micro_batches, MicroBatches) else None
-    examples_before = shared_size.examples if shared_size else None
+    # One object for all steps: if memory runs out, the sum below halves it for later steps too.
+    micro_batch_size = micro_batches.size if isinstance(micro_batches, MicroBatches) else None
+    size_before = micro_batch_size.examples if micro_batch_size else None
     local_sum = _sum_local_shares(training, mechanism, micro_batches)
-    if shared_size and ranks.any(shared_size.examples != examples_before):
+    if micro_batch_size and ranks.any(micro_batch_size.examples != size_before):
         # Smaller micro-batches round differently, so no later process may repeat this step.
         ledger.revoke_starts(step)
         if is_repeat:
             # The same noise was released with another sum before. The difference of the two
             # releases would have no noise.
-            smallest_size = -ranks.max(-shared_size.examples)
+            smallest_size = -ranks.max(-micro_batch_size.examples)
             raise _out_of_memory_in_repeat(step, smallest_size)
     is_secure = not training.noise.repeatable  # secure noise cannot be drawn again
     if is_secure:  # its noise is added in float64; see `SecureNoise`
@@ -209,8 +211,8 @@ def _needs_float64(micro_batches: Iterable[Batch], ranks: Ranks) -> bool:
     Every rank must call it. All get the same answer, from an upper bound of the number of examples.
 
     Return False for an iterator, which cannot be counted without using it up: `sum_shares` counts
-    its examples while it sums. Pass one only if there is a single rank. Of several ranks, the
-    others would wait for its count.
+    its examples while it sums. Pass an iterator only if there is a single rank: its rank skips the
+    exchange of counts below, in which the other ranks would wait for it.
     """
     if isinstance(micro_batches, Iterator):
         return False
