@@ -7,10 +7,10 @@ which steps may be repeated (`Start`), and revocations of such states (`Revocati
 is SET ASIDE is renamed to NAME.1, NAME.2 and so on, so that a new one can begin at its path
 (`zdp_bench.privacy.ledger_files`). Its releases still count.
 
-The line of a step holds the SHA-256 of the head and of all steps and revocations above it, so an
-edited, dropped or reordered one breaks the chain. The whole line is written before its step is
-taken, so a kill loses no step. If writing a line fails or is interrupted and the process lives on,
-the next use of the file removes the line, because its step was not taken.
+The line of a step holds the SHA-256 of the head, of all steps and revocations above it, and of the
+step itself, so an edited, dropped or reordered one breaks the chain. The whole line is written
+before its step is taken, so a kill loses no step. If writing a line fails or is interrupted and the
+process lives on, the next use of the file removes the line, because its step was not taken.
 
 An fsync takes as long as several steps of a small model. So a line forces the file to disk only if
 the last fsync was `MIN_SYNC_INTERVAL` ago or longer. In addition, the file is forced to disk before
@@ -30,9 +30,9 @@ part of the chain: if one is missing, steps are counted again, never forgotten.
     - Otherwise, a new GENERATION begins, which has its own key for noise and batches
       (`Tally.generation`). Its steps are new, independent releases. The earlier ones still count,
       even if their ledger was set aside.
-    - With secure noise, every step that is taken is a new release. Equal lines then prove nothing,
-      so each process marks the file with a random NONCE. It tells a copy of the file from another
-      file with the same steps.
+    - With secure noise, every step that is taken is a new release. Two files with equal steps may
+      then be a file and its copy, whose releases count once, or two runs, whose releases add up. A
+      random NONCE tells these apart: each process writes its own before its first step.
     - A node of a federation starts each round from the weights it receives. Each step of the round
       states their digest: only the same step of a round from the same weights is the same release.
 
@@ -68,17 +68,17 @@ from zdp_bench.privacy.ledger_lines import (
     read_ledger,
 )
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.privacy.tally import Position, ReleasedSteps, SetAsideTally, Tally
+from zdp_bench.privacy.tally import Position, ReleasedSteps, Tally, TallyOfFiles
 
 MIN_SYNC_INTERVAL = 0.2  # seconds between two fsyncs of the file
 ENDING_BYTES = 4096  # number of last bytes, kept to notice if the file changes after `close`
 
 
 class KnownStarts:
-    """The recorded starts of generations, and the revocations of starts."""
+    """The states from which a recorded generation may continue, and their revocations."""
 
     def __init__(self, entries: Iterable[Start | Revocation] = ()) -> None:
-        # (execution digest, step, state digest) of a start -> generations that follow it
+        # (execution digest, step, state digest) -> the generations recorded for this state
         self._generations: dict[tuple[str, int, str], list[str]] = {}
         # generation -> its starts at or before this step are revoked
         self._last_revoked: dict[str, int] = {}
@@ -102,10 +102,10 @@ class KnownStarts:
             self._generations.setdefault(key, []).append(entry.generation)
 
     def find_generation(self, execution_digest: str, step: int, state_digest: str) -> str | None:
-        """Return the generation that follows a start.
+        """Return the generation that continues from a state; None if there is none.
 
-        If several generations follow, return the one that was read last. Return None if the start
-        was never recorded, or is revoked in all of them.
+        Several are recorded for one state if the start of an earlier one was revoked, or was in
+        another ledger. Of those whose start is not revoked, the one that was read last continues.
         """
         generations = self._generations.get((execution_digest, step, state_digest), [])
         for generation in reversed(generations):
@@ -169,17 +169,17 @@ class Ledger(Tally):
         aside_paths = list_set_aside(path)
         # Identifies the ledgers that were set aside; "" without any.
         self._aside_digests = "".join(_digest_file(aside_path) for aside_path in aside_paths)
-        self._aside_tally = SetAsideTally(aside_paths)
+        self._aside_tally = TallyOfFiles(aside_paths)
         # The head states the number of releases in ledgers that were set aside, so that a later
         # process notices if one of these is missing (`_require_same`). The head of a repeatable
         # ledger states 0: it is part of the chain, and a run that is repeated bit for bit must end
         # with the same digest, even beside such ledgers.
-        num_set_aside = 0 if repeatable else self._aside_tally.releases
+        releases_aside = 0 if repeatable else self._aside_tally.releases
         self._own_head = Head(
             mechanism.digest(),
             repeatable,
             identity,
-            earlier=num_set_aside,
+            releases_aside=releases_aside,
             facts=dict(facts or {}),
             nonce="" if repeatable else secrets.token_hex(16),
         )
@@ -254,7 +254,7 @@ class Ledger(Tally):
             if isinstance(line.entry, Head):
                 self._require_same(line.entry)
             self._add_entry(line.entry)
-            # The digest covers only this file: a ledger that was set aside may be missing.
+            # Both, because the digest also matches if a ledger that was set aside is missing.
             if (
                 checkpoint_position is not None
                 and self.digest == checkpoint_position.digest
@@ -272,14 +272,16 @@ class Ledger(Tally):
     def _require_same(self, head: Head) -> None:
         """Raise an error if the file is another run's, or a ledger that was set aside is missing.
 
-        One is missing if the head states more releases in such ledgers than there are now.
+        One is missing if the head states more releases in such ledgers than there are now. The
+        heads of repeatable ledgers state 0: if one is missing there, only a checkpoint shows it.
         """
         if differences := self._name_differences(head):
             raise LedgerError(f"{self.path}, line 1: belongs to {differences} than this run's")
-        if head.earlier > self._own_head.earlier:
+        if head.releases_aside > self._own_head.releases_aside:
             raise LedgerError(
-                f"{self.path}, line 1: states {head.earlier} releases in ledgers that were set "
-                f"aside beside it, but there are {self._own_head.earlier}: such a ledger is missing"
+                f"{self.path}, line 1: states {head.releases_aside} releases in ledgers that were "
+                f"set aside beside it, but there are {self._own_head.releases_aside}: such a "
+                "ledger is missing"
             )
 
     def _add_entry(self, entry: Entry) -> None:
@@ -371,7 +373,7 @@ class Ledger(Tally):
             self.num_to_count_again = self.num_released_from(step)  # for a warning only
         else:
             other_ledgers = find_other_ledgers() if find_other_ledgers is not None else []
-            starts_elsewhere = KnownStarts(SetAsideTally(other_ledgers).starts)
+            starts_elsewhere = KnownStarts(TallyOfFiles(other_ledgers).starts)
             generation_elsewhere = starts_elsewhere.find_generation(*start)
             if generation_elsewhere is not None:
                 self.generation = generation_elsewhere

@@ -79,7 +79,7 @@ class Head(_Written):
         mechanism: digest of the mechanism.
         repeatable: whether a step that is taken again has the same noise.
         identity: what else must match; see `Ledger`.
-        earlier: number of releases in ledgers that were set aside. 0 if noise is repeatable.
+        releases_aside: number of releases in ledgers that were set aside. 0 if noise is repeatable.
         facts: properties that the mechanism does not cover, such as whose ε it is. Ledgers of older
             versions lack them.
         nonce: random, so that a copy of the file differs from another one with the same steps. ""
@@ -93,7 +93,7 @@ class Head(_Written):
         "mechanism": "mechanism",
         "repeatable": "repeatable",
         "whose": "identity",
-        "earlier": "earlier",
+        "earlier": "releases_aside",
         "facts": "facts",
         "nonce": "nonce",
     }
@@ -101,7 +101,7 @@ class Head(_Written):
     mechanism: str
     repeatable: bool
     identity: str = ""
-    earlier: int = 0
+    releases_aside: int = 0
     facts: dict[str, str] = field(default_factory=dict)
     nonce: str = ""
     version: int = FORMAT

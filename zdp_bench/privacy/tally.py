@@ -2,7 +2,7 @@
 
 A `Tally` counts in memory: one release for each step that is not provably the same release as an
 earlier one (`zdp_bench.privacy.ledger` states when it is). A `Ledger`, which is a tally, also
-writes each step to its file. `SetAsideTally` counts the steps in files that are no longer written
+writes each step to its file. `TallyOfFiles` counts the steps in files that are no longer written
 to.
 """
 
@@ -259,10 +259,10 @@ def count_releases(paths: Iterable[Path]) -> int:
     of them is damaged or states that its noise is not repeatable. A damaged line counts as the most
     releases that it can hold.
     """
-    return SetAsideTally(paths).releases
+    return TallyOfFiles(paths).releases
 
 
-class SetAsideTally(Tally):
+class TallyOfFiles(Tally):
     """The releases and recorded starts in ledgers that are no longer written to.
 
     Attributes:
