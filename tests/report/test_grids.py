@@ -159,7 +159,7 @@ def test_a_seed_without_its_hardest_fold_is_left_out_and_named(
 
 def test_a_fold_that_every_seed_lacks_leaves_all_of_them_out(tmp_path: Path) -> None:
     fillings = save_folds(tmp_path, (1, 2))
-    with pytest.raises(UserError, match=r"has no whole seed of table cost\. Left out, because not"):
+    with pytest.raises(UserError, match=r"has no seed with all folds .* for table cost\. Left out"):
         grids.build("cost", tmp_path, fillings)
     save(tmp_path, run("private", 0.8))
     sheet = grids.build("cost", tmp_path, [filling("private"), *fillings])

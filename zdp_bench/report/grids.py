@@ -6,8 +6,8 @@ privacy.
 
 Each line is filled by jobs of a recipe (`Filling`, in `report.cells`): one for each target ε and,
 if there are folds, each fold. The runs of a job are those with its experiment digest, which covers
-everything but the seed. `Filling.runs_of` leaves out runs on synthetic data, on unofficial data if
-there are others, and on other data than the last run's.
+everything but the seed. `Filling.runs_of` leaves out runs on synthetic data, runs on unofficial
+data if any run has official data, and runs on other data than the last run's.
 
 With `retained_gain: true`, a table also shows the gain of private training over the row's trivial
 `baseline`, as a percentage of the gain of non-private training.
@@ -144,10 +144,10 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     lines = _make_lines(layout, runs_by_line, fillings)
     left_out = _note_seeds_left_out(lines, runs_by_line)
     if not lines:
-        lacks = "no whole seed" if runs_by_line else "no run"
+        lacks = "no seed with all folds within its target ε" if runs_by_line else "no run"
         reasons = "".join(f" {note}" for note in left_out)
         raise UserError(
-            f"{results}: has {lacks} of table {name}.{reasons} `zdp-bench reproduce {name}` makes "
+            f"{results}: has {lacks} for table {name}.{reasons} `zdp-bench reproduce {name}` makes "
             "missing runs."
         )
     targets = sorted({target for line in lines for target in line.runs}, reverse=True)
@@ -203,7 +203,7 @@ def _make_lines(
             baseline = (rows[row] or {}).get("baseline")
         complete_runs: RunsByTarget = {}
         for target, all_runs in by_target.items():
-            runs = _keep_whole_seeds(all_runs, target, num_folds[row, variant, target])
+            runs = _keep_complete_seeds(all_runs, target, num_folds[row, variant, target])
             if runs:
                 complete_runs[target] = runs
         if complete_runs:
@@ -223,7 +223,7 @@ def _make_lines(
 def _count_folds(fillings: Sequence[Filling]) -> dict[tuple[str, str | None, float], int]:
     """Return the number of folds of each row, variant and target ε.
 
-    Folds are jobs with one seed. Jobs with a seed each are repetitions.
+    Jobs with the same seed are its folds. Jobs with different seeds are repetitions.
     """
     # row, variant and target ε -> seed -> digests of the jobs
     folds: dict[tuple[str, str | None, float], dict[int, set[str]]] = {}
@@ -236,8 +236,8 @@ def _count_folds(fillings: Sequence[Filling]) -> dict[tuple[str, str | None, flo
     return {cell: max(map(len, by_seed.values())) for cell, by_seed in folds.items()}
 
 
-def _keep_whole_seeds(runs: Sequence[Record], target: float, num_folds: int) -> list[Record]:
-    """Return the runs of the seeds that have finished all folds, each one run, within a target ε.
+def _keep_complete_seeds(runs: Sequence[Record], target: float, num_folds: int) -> list[Record]:
+    """Return the runs within a target ε, of those seeds that have such a run of every fold.
 
     The mean of another seed would mislead, because the fold that it lacks may be the hardest one.
     A run exceeds its target if it took steps again after a stop, because each counts.
@@ -478,11 +478,14 @@ def _note_seeds_left_out(
         for target in sorted(all_runs, reverse=True):
             kept = kept_runs.get((row, variant), {}).get(target, [])
             left_out = {run.seed for run in all_runs[target]} - {run.seed for run in kept}
-            above = {run.seed for run in all_runs[target] if _exceeds(run, target)}
-            for seeds, stated in ((left_out & above, exceeding), (left_out - above, unfinished)):
+            exceeding_seeds = {run.seed for run in all_runs[target] if _exceeds(run, target)}
+            for seeds, sentences in (
+                (left_out & exceeding_seeds, exceeding),
+                (left_out - exceeding_seeds, unfinished),
+            ):
                 if seeds:
                     shown = ", ".join(map(str, sorted(seeds)))
-                    stated.append(f"{name}, {_heading(target)}: seed {shown}")
+                    sentences.append(f"{name}, {_heading(target)}: seed {shown}")
     notes = []
     if exceeding:
         notes.append(f"Left out, because the tight ε exceeds the target: {'; '.join(exceeding)}.")
