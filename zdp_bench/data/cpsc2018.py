@@ -258,7 +258,7 @@ class Cpsc2018(Dataset):
         )
 
     def published_info(self, root: Path) -> DatasetInfo | None:
-        """Return the published counts and shapes; None if the files are there."""
+        """Return the published counts and shapes; None if the files are there to be counted."""
         folder = root / FOLDER
         if find_visible(folder, "cinc2020_wfdb/**/*.*"):
             return None

@@ -236,7 +236,7 @@ class Physionet2012(Dataset):
         return is_validation
 
     def published_info(self, root: Path) -> DatasetInfo | None:
-        """Return the published counts and shapes; None if the files are there."""
+        """Return the published counts and shapes; None if the files are there to be counted."""
         if (root / FOLDER).is_dir():
             return None
         # How many patients are held out depends on the number of RecordIDs only.
@@ -290,7 +290,7 @@ def read_outcomes(table: Path) -> dict[str, bool]:
     """Return whether each patient died in hospital, by RecordID."""
     rows = csv.reader(read_text(table, encoding="utf-8-sig").splitlines(), strict=True)
     died: dict[str, bool] = {}
-    with reading(table):
+    with reading(table):  # names the file in the errors of `expect` and of the CSV reader
         header = next(rows, [])
         fault = f"does not begin with {','.join(OUTCOMES)}"
         expect(header == OUTCOMES, fault)
@@ -369,7 +369,7 @@ def read_record(path: Path) -> Record:
     lines = read_text(path, encoding="utf-8-sig").splitlines()
     minutes: dict[str, list[int]] = {}
     values: dict[str, list[float]] = {}
-    with reading(path):
+    with reading(path):  # names the file in the errors of `expect`
         expect(bool(lines) and lines[0] == HEADER, f"does not begin with {HEADER}")
         for line_number, minute, name, value in parse_lines(lines):
             if name == "RecordID":
