@@ -87,7 +87,7 @@ def choose_noise(
     noise_overrides = calibrate_noise(
         options, overrides, data, earlier_runs, num_trials=options.trials
     )
-    planned = planned_steps_of_one(configured([*overrides, *noise_overrides]), data)
+    planned = _plan_steps_of_one_unit(configured([*overrides, *noise_overrides]), data)
     runs = read_spendings_of_recipe(config, journal.data)
     runs_of_trials = [run for run in runs if run.home in trial_homes]
     if all(_spends_the_same(run.spent, planned) for run in runs_of_trials):
@@ -132,21 +132,21 @@ def calibrate_noise(
     # z, the effective noise multiplier of all blocks together, is proportional to
     # `algorithm.noise_multiplier`. Steps and sampling do not depend on it. So `calibrate_beside`
     # scales the z of a trial with multiplier 1.
-    steps_at_1 = planned_steps_of_one(configured([*overrides, *AT_MULTIPLIER_1]), data)
+    steps_at_1 = _plan_steps_of_one_unit(configured([*overrides, *AT_MULTIPLIER_1]), data)
     try:
         earlier_steps = list_spent_steps(earlier_runs, config.privacy.by_owner)
         multiplier = calibrate_beside(options.epsilon, earlier_steps, steps_at_1, num_trials, delta)
     except ValueError as error:
         raise UserError(f"--epsilon {options.epsilon:g}: {error}.") from None
     noise_override = f"algorithm.noise_multiplier={multiplier!r}"
-    calibrated = planned_steps_of_one(configured([*without_epsilon, noise_override]), data)
+    calibrated = _plan_steps_of_one_unit(configured([*without_epsilon, noise_override]), data)
     mechanism = Mechanism.of_z(calibrated.z, calibrated.sampling)
     trial_epsilon = tight_epsilon(mechanism, calibrated.steps, delta)
     return [*NO_TARGET, noise_override, f"privacy.max_epsilon={trial_epsilon * SLACK!r}"]
 
 
-def planned_steps_of_one(config: Run, data: Splits) -> SpentSteps:
-    """Return the steps of a whole run that count for one given example; see `_steps_of_one`."""
+def _plan_steps_of_one_unit(config: Run, data: Splits) -> SpentSteps:
+    """Return those steps of a whole run that count for one given unit; see `_steps_of_one`."""
     setup = Setup.of(config, data, torch.device("cpu"))
     return _steps_of_one(SpentSteps(setup.mechanism.z, setup.plan.sampling, setup.plan.steps))
 

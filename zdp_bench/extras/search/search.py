@@ -36,7 +36,6 @@ from zdp_bench.extras.search.noise import (
     calibrate_noise,
     choose_noise,
     describe_earlier_runs,
-    planned_steps_of_one,
     require_within,
 )
 from zdp_bench.extras.search.report import describe_trial
@@ -59,10 +58,10 @@ def search(options: SearchOptions, show: Shown = "progress") -> tuple[Document, 
 
     Formal guarantees: every trial is a run with a ledger and counts in full, even if it failed or
     was stopped. In the record, `privacy.epsilon_all` is the tight ε of all runs of the recipe on
-    this data set, in any adaptive order. It covers what `privacy.epsilon_of` names: an example or,
-    with `privacy.unit=patient`, an owner. If it covers an example and owners have several,
-    `privacy.epsilon_all_unit` is the total ε of an owner. With `options.epsilon`, a trial that
-    would bring the total ε above it does not start, even if several searches run at once.
+    this data set, in any adaptive order: that of an example or, with `privacy.unit=patient`, of an
+    owner (`privacy.epsilon_of` says which). If it is that of an example, and owners have several,
+    `privacy.epsilon_all_unit` is the ε of an owner. With `options.epsilon`, a trial that would
+    bring the total ε above it does not start, even if several searches run at once.
 
     Args:
         options: the search, as `read_search` returns it.
@@ -135,8 +134,9 @@ def _check_listed_values(options: SearchOptions, data: Splits) -> None:
             noise_overrides = calibrate_noise(
                 options, overrides, trial_data, earlier_runs=[], num_trials=options.trials
             )
-            planned = planned_steps_of_one(configured([*overrides, *noise_overrides]), trial_data)
-            adjacencies.add(planned.sampling.adjacency)
+            trial_config = configured([*overrides, *noise_overrides])
+            setup = Setup.of(trial_config, trial_data, torch.device("cpu"))
+            adjacencies.add(setup.plan.sampling.adjacency)
     if len(adjacencies) > 1:
         raise UserError(
             f"--epsilon {options.epsilon:g}: trials with Poisson and with fixed-size batches "
@@ -172,33 +172,32 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
         proposal = study.ask(options.searched)
         overrides = options.overrides_of(proposal.params)
         saved_trial = journal.saved_trials.get(number, {})
-        # A trial has no run if it is new or could not begin, for a reason that may have passed.
-        # Another version of Optuna may propose other values than before.
+        # A trial without a run is new, or could not begin before and is tried again. One with other
+        # values, which another version of Optuna may propose, is a new trial with this number.
         has_run = bool(saved_trial.get("run")) and saved_trial["values"] == proposal.params
-        trial: Document = {"trial": number, "values": proposal.params, "noise": [], "run": ""}
-        trial |= {"state": "open", "score": None}
-        if has_run:
-            trial = saved_trial
-        elif misfit := _find_misfit(options, overrides, journal.data):
-            trial |= {"state": "failed", "reason": misfit}
-        if trial["state"] == "failed":
-            journal.trials.append(trial)
-            print_line(describe_trial(trial, options.trials, metric))
+        failed_trial = saved_trial if has_run and saved_trial["state"] == "failed" else None
+        if not has_run and (misfit := _find_misfit(options, overrides, journal.data)):
+            failed_trial = {"trial": number, "values": proposal.params, "noise": [], "run": ""}
+            failed_trial |= {"state": "failed", "score": None, "reason": misfit}
+        if failed_trial is not None:
+            journal.trials.append(failed_trial)
+            print_line(describe_trial(failed_trial, options.trials, metric))
             study.tell(proposal, None, TrialState.FAIL)
             continue
         data = _data_of(options, configured(overrides), journal.data)
         try:
             if has_run:  # it keeps its noise, even if other runs have spent more since
-                noise_overrides = trial["noise"]
+                noise_overrides = saved_trial["noise"]
             else:
-                # If a saved trial of this number is replaced, its run is an earlier run now.
+                # Without this number: a saved trial of this number had other values, or no run.
+                # This trial takes its place, so a run that it had counts as an earlier one.
                 trial_homes = journal.list_homes_except(number)
                 earlier_runs = [run for run in runs_at_start if run.home not in trial_homes]
                 noise_overrides = choose_noise(journal, overrides, data, earlier_runs, trial_homes)
                 if earlier_runs and not has_described_earlier_runs:
                     print_line(describe_earlier_runs(options, config, earlier_runs))
                     has_described_earlier_runs = True
-            trial = {"trial": number, "values": proposal.params, "noise": noise_overrides}
+            trial: Document = {"trial": number, "values": proposal.params, "noise": noise_overrides}
             overrides = [*overrides, *noise_overrides]
             _begin_trial(journal, trial, configured(overrides), data)
         except UserError as error:
@@ -269,8 +268,8 @@ def _begin_trial(journal: Journal, trial: Document, config: Run, data: Splits) -
         home,
         run=trial["run"],
         begin=check_and_list,  # is called before anything is written, while no one else reserves
-        # If the trial was interrupted, its run writes a new plan when it resumes, with the steps
-        # that it must repeat.
+        # The plan of an interrupted run stays: only the run knows which steps it must repeat, and
+        # writes a new plan when it resumes.
         keep_plan=True,
     )
 
@@ -327,7 +326,8 @@ def _run_trial(overrides: list[str], number: int, metric: str, show: Shown) -> D
     killed and has no ε left for a first step, it is state, score and reason.
     """
     try:
-        run_record = carry_out(compose(overrides), overrides, show=show).record
+        config = compose(overrides)  # unchecked, because `carry_out` checks it
+        run_record = carry_out(config, overrides, show=show).record
     except DivergedError:
         return {"state": "failed", "score": None, "reason": "diverged"}
     except UntrainedError:
