@@ -260,6 +260,21 @@ def test_a_ledger_that_continues_the_one_in_its_place_is_renamed_to_it_unless_it
         assert reopen(path, repeatable).releases == 9
 
 
+@pytest.mark.parametrize("longer_name", ["longer.jsonl", "ledger.jsonl.2"])
+def test_a_longer_ledger_takes_the_place_of_one_of_its_copies_unless_it_has_one(
+    path: Path, longer_name: str
+) -> None:
+    copy, longer = path.with_name("ledger.jsonl.1"), path.with_name(longer_name)
+    write(path, *range(5))
+    shutil.copy(path, copy)
+    shutil.copy(path, longer)
+    write(longer, *range(5, 8))
+    set_aside_others(path)
+    assert copy.exists()
+    assert longer.exists() == (longer_name == "ledger.jsonl.2")
+    assert reopen(path).releases == 8
+
+
 def test_a_longer_ledger_that_a_kill_cut_short_counts_once_at_every_opening(path: Path) -> None:
     """The line that replaces its cut one made it another ledger, which counted at the second."""
     write(path, *range(5), repeatable=False)
