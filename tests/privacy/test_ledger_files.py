@@ -164,6 +164,17 @@ def test_a_renamed_ledger_is_one_although_its_head_is_damaged(path: Path) -> Non
     assert reopen(path).releases >= 3
 
 
+def test_under_a_name_of_its_own_a_ledger_is_known_by_its_head(path: Path) -> None:
+    write(path, 0, 1)
+    backup, headless = path.with_name("backup"), path.with_name("headless")
+    backup.write_bytes(path.read_bytes())
+    headless.write_bytes(path.read_bytes().partition(b"\n")[2])
+    assert find_ledgers(path.parent) == [backup, path]
+    assert module.read_identity(backup) == ""
+    with pytest.raises(LedgerError, match="line 1: not the first line of a ledger"):
+        module.read_head(headless)
+
+
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link"])
 def test_only_a_file_is_opened_to_see_if_it_is_a_ledger(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
