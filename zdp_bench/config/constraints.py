@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from zdp_bench.algorithms import Algorithm
 
 OWNERS = "names_owners"  # attribute of data sets; a plug-in of another package may lack it
+EPSILONS = ("privacy.target_epsilon", "privacy.claimed_epsilon")  # either sets the noise
 
 
 def check_values(run: Run) -> None:

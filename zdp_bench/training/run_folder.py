@@ -14,6 +14,7 @@ from pathlib import Path
 from zdp_bench import disk, records
 from zdp_bench.config import configured
 from zdp_bench.config.compose import recipe_body
+from zdp_bench.config.constraints import EPSILONS
 from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.config.words import write_word
 from zdp_bench.disk import hold_lock, make_folder
@@ -43,7 +44,6 @@ REPLACED = ".replaced"  # suffix of the files of a run that is carried out again
 # Suffix of an empty file that states the name under which a ledger of that run was set aside
 MARKER = f".set_aside{REPLACED}"
 _MARKER_NAMES = re.compile(r"(.*\.jsonl\.\d+)(\.set_aside)?\.replaced")  # also of older versions
-EPSILONS = ("privacy.target_epsilon", "privacy.claimed_epsilon")
 NOISE = "algorithm.noise_multiplier"
 MAX_LISTED = 10  # number of runs that an error lists
 START_AGAIN = (

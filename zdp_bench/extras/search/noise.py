@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from zdp_bench.config import configured
+from zdp_bench.config.constraints import EPSILONS
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
@@ -37,7 +38,7 @@ from zdp_bench.training.spending import read_spendings_of_recipe
 MAX_SPENT = 0.99  # fraction of a search's ε that earlier runs may have spent
 # Factor on a trial's `max_epsilon`, because another machine's FFT may round ε up.
 SLACK = 1 + 1e-9
-NO_TARGET = ("privacy.target_epsilon=null", "privacy.claimed_epsilon=null")
+NO_TARGET = tuple(f"{key}=null" for key in EPSILONS)
 NO_EPSILON = (*NO_TARGET, "privacy.max_epsilon=null")
 AT_MULTIPLIER_1 = (*NO_EPSILON, "algorithm.noise_multiplier=1.0")
 

@@ -175,10 +175,20 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
         # A trial without a run is new, or could not begin before and is tried again. One with other
         # values, which another version of Optuna may propose, is a new trial with this number.
         has_run = bool(saved_trial.get("run")) and saved_trial["values"] == proposal.params
-        failed_trial = saved_trial if has_run and saved_trial["state"] == "failed" else None
-        if not has_run and (misfit := _find_misfit(options, overrides, journal.data)):
-            failed_trial = {"trial": number, "values": proposal.params, "noise": [], "run": ""}
-            failed_trial |= {"state": "failed", "score": None, "reason": misfit}
+        misfit = None if has_run else _find_misfit(options, overrides, journal.data)
+        failed_trial: Document | None = None
+        if has_run and saved_trial["state"] == "failed":
+            failed_trial = saved_trial
+        elif misfit is not None:
+            failed_trial = {
+                "trial": number,
+                "values": proposal.params,
+                "noise": [],
+                "run": "",
+                "state": "failed",
+                "score": None,
+                "reason": misfit,
+            }
         if failed_trial is not None:
             journal.trials.append(failed_trial)
             print_line(describe_trial(failed_trial, options.trials, metric))

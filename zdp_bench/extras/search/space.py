@@ -21,6 +21,7 @@ from optuna.distributions import (
 )
 from pydantic import FiniteFloat
 
+from zdp_bench.config.constraints import EPSILONS
 from zdp_bench.config.digests import enters_digest
 from zdp_bench.config.types import check_value
 from zdp_bench.config.words import parse_words, read_words, split_word
@@ -30,7 +31,6 @@ MAX_TRIALS = 100_000  # each is a run with a folder of its own
 MAX_CHECKED = 30  # listed values of a key that are checked before the first trial
 Trials = Annotated[int, Interval(ge=1, le=MAX_TRIALS)]
 Target = Annotated[FiniteFloat, Gt(0)]  # ε of a whole search
-EPSILONS = ("privacy.target_epsilon", "privacy.claimed_epsilon")
 # The sections that all trials share, with the reason.
 SHARED = {
     "recipe": "a search has one recipe",
