@@ -333,7 +333,8 @@ class Record:
 
 def name_owner(document: Any) -> Any:
     """Return a document that names the owner of examples as later records of its data set do."""
-    owner, privacy = OWNERS.get(str(get(document, "data.name"))), get(document, "privacy")
+    owner = OWNERS.get(str(get(document, "data.name")))
+    privacy = get(document, "privacy")
     if owner is None or not isinstance(privacy, dict):
         return document  # parsing states what is wrong with it
     names = {key: owner for key in ("unit", "epsilon_of") if privacy.get(key) == "patient"}

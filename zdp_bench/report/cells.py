@@ -305,13 +305,16 @@ class Line:
 
 
 def did_not_learn(run: Record) -> bool:
-    """Return True if a record has a warning, or its headline is at most a point above guessing."""
+    """Return True if a record has a warning, or its headline is at most a point above guessing.
+
+    NaN has not learned. Any other score has, if no guess is known.
+    """
     if run.warning:
         return True
     metric = describe(run.headline.name)
     guess = guess_of(run, metric)
     if guess is None:
-        guess = math.nan
+        return math.isnan(run.headline.value)
     return not metric.is_above(run.headline.value, guess, metric.point(guess))
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -144,11 +144,11 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     lines = _make_lines(layout, runs_by_line, fillings)
     left_out = _note_seeds_left_out(lines, runs_by_line)
     if not lines:
-        lacks = "no seed with all folds within its target ε" if runs_by_line else "no run"
+        missing = "no seed with all folds within its target ε" if runs_by_line else "no run"
         reasons = "".join(f" {note}" for note in left_out)
         raise UserError(
-            f"{results}: has {lacks} for table {name}.{reasons} `zdp-bench reproduce {name}` makes "
-            "missing runs."
+            f"{results}: has {missing} for table {name}.{reasons} `zdp-bench reproduce {name}` "
+            "makes missing runs."
         )
     targets = sorted({target for line in lines for target in line.runs}, reverse=True)
     published = papers.published(name)
@@ -472,26 +472,30 @@ def _note_seeds_left_out(
 ) -> list[str]:
     """State which seeds the table leaves out: they exceed the target ε, or lack a fold."""
     kept_runs = {(line.row, line.variant): line.runs for line in lines}
-    exceeding, unfinished = list[str](), list[str]()
+    exceeding: list[str] = []
+    unfinished: list[str] = []
     for (row, variant), all_runs in runs_by_line.items():
         name = row if variant is None else f"{row}, {variant}"
         for target in sorted(all_runs, reverse=True):
             kept = kept_runs.get((row, variant), {}).get(target, [])
             left_out = {run.seed for run in all_runs[target]} - {run.seed for run in kept}
             exceeding_seeds = {run.seed for run in all_runs[target] if _exceeds(run, target)}
-            for seeds, sentences in (
-                (left_out & exceeding_seeds, exceeding),
-                (left_out - exceeding_seeds, unfinished),
-            ):
-                if seeds:
-                    shown = ", ".join(map(str, sorted(seeds)))
-                    sentences.append(f"{name}, {_heading(target)}: seed {shown}")
+            where = f"{name}, {_heading(target)}"
+            if left_out & exceeding_seeds:
+                exceeding.append(f"{where}: {_name_seeds(left_out & exceeding_seeds)}")
+            if left_out - exceeding_seeds:
+                unfinished.append(f"{where}: {_name_seeds(left_out - exceeding_seeds)}")
     notes = []
     if exceeding:
         notes.append(f"Left out, because the tight ε exceeds the target: {'; '.join(exceeding)}.")
     if unfinished:
         notes.append(f"Left out, because not all folds have finished: {'; '.join(unfinished)}.")
     return notes
+
+
+def _name_seeds(seeds: Collection[int]) -> str:
+    """Return 'seed 1, 2'."""
+    return f"seed {', '.join(map(str, sorted(seeds)))}"
 
 
 def _has_owners_with_several_examples(privacy: Privacy) -> bool:

@@ -65,7 +65,7 @@ class Reconstruction:
         answers = outputs[..., 0, :, :] * scale(targets)
         if groups is None:
             groups = torch.arange(len(targets))
-        by_volume: dict[str, list[float]] = {each.name: [] for each in self.measures}
+        by_volume: dict[str, list[float]] = {measure.name: [] for measure in self.measures}
         num_black = 0
         for volume in groups.unique():
             slices = torch.nonzero(groups == volume).flatten()
