@@ -56,7 +56,7 @@ def list_files() -> dict[str, list[Path]]:
 
 
 def list_own_files(folder: Path) -> list[Path]:
-    """Return the files of one kind, and what killed processes have left of any."""
+    """Return the cache's files in one of its folders, and what killed processes left of them."""
     own_files = []
     for path in folder.iterdir():
         target = find_target(path) or path

@@ -180,7 +180,7 @@ def read(
         paths: paths of the files, training files first.
         data_card: the card, which lists the known releases.
         check: reject files of no known release.
-        advice: what else than to unpack the official archive helps then.
+        advice: what the error for such files adds to "Unpack the official archive".
 
     Returns:
         The images of each file, the digest of the files, their provenance, and the notes.

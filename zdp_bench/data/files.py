@@ -26,7 +26,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 MAX_FILE = 1 << 35  # bytes of a file of data, which takes seconds to hash
 ADVICE = " dataset.bad_examples=skip skips such files."
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # only of writing; HDF5's errors name no file
+# Numbers of the errors of a full disk, which only writing raises. Those of HDF5 name no file.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)

@@ -377,6 +377,9 @@ def require_outputs_alone(
 
 
 def _leaves_of(losses: Tensor) -> dict[int, Tensor]:
-    """Return the tensors that losses can be differentiated by, by their id."""
+    """Return the tensors that losses can be differentiated by, by their id.
+
+    As long as the dictionary holds them, no other tensor gets one of these ids.
+    """
     nodes = [node for node in graph_nodes(losses) if type(node).__name__ == "AccumulateGrad"]
     return {id(node.variable): node.variable for node in nodes}

@@ -14,7 +14,7 @@ GROUP = "run"
 HELP = "create a commented recipe, data set or algorithm"
 
 KINDS = ("recipe", "dataset", "algorithm")
-MAX_NAME = 100  # with what is added to it, a file system must take it as the name of a file
+MAX_NAME = 100  # characters, which leaves room for what is added to it in the name of a file
 # In the files of this folder, NAME stands for the name that the user chooses.
 _TEMPLATES = Path(__file__).parents[2] / "starts"
 

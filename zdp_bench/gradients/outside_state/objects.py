@@ -150,7 +150,7 @@ def _(module: types.ModuleType) -> Content:
 
 @content_of.register
 def _(reference: weakref.ref) -> Content:
-    """Return the object, which is kept so long, as is its entry in a weak dictionary."""
+    """Return the object, and hold it, so that a weak dictionary keeps its entry meanwhile."""
     return Content([reference()], lambda: False)
 
 
@@ -236,6 +236,7 @@ def _(iterator: Iterator) -> Content:
 
 @content_of.register(type(_PATTERN.scanner("")))  # which `re.finditer` advances
 def _refuse_without_position(iterator: Any) -> Content:
+    """Refuse an iterator, because nothing tells whether the model or the loss has advanced it."""
     raise UserError(
         f"the model or the loss can advance an iterator ({type(iterator).__name__}) that does not "
         "tell its position, so an example may affect others, which clipping cannot bound: hold a "
@@ -274,7 +275,7 @@ def _position_of(iterator: Iterator) -> Any:
         with warnings.catch_warnings(), suppress(Exception):
             warnings.simplefilter("ignore", DeprecationWarning)
             return pickle.dumps(iterator)  # Python 3.14 copies none of these
-        return ()  # what it advances tells
+        return ()  # the iterators that it advances are among its parts, and tell theirs
     position: list[Any] = [length_hint(iterator, -1)]
     with suppress(TypeError):  # it cannot be pickled
         position.extend(iterator.__reduce__())
