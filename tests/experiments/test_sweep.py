@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -168,51 +169,86 @@ def test_a_sweep_without_jobs_is_refused(tmp_path: Path) -> None:
         carry_out(tmp_path, "algorithm=glob(nothing*)")
 
 
-def alive(session: int) -> list[str]:
-    """Return the processes of a session that have not ended."""
-    found = []
+def alive(session: int) -> dict[int, str]:
+    """Return the processes of a session that have not ended, each with its command line."""
+    commands = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            name, _, rest = (process / "stat").read_text().rpartition(")")
+            rest = (process / "stat").read_text().rpartition(")")[2]
+            command = (process / "cmdline").read_text().replace("\0", " ")
         except OSError:
             continue
-        state, _, _, of = rest.split()[:4]
-        if int(of) == session and state not in "ZX":
-            found.append(name)
-    return found
+        state, _, _, its_session = rest.split()[:4]
+        if int(its_session) == session and state not in "ZX":
+            commands[int(process.name)] = command
+    return commands
+
+
+def wait_until(is_true: Callable[[], object], explanation: Callable[[], object]) -> None:
+    until = time.monotonic() + 40
+    while not is_true():
+        assert time.monotonic() < until, explanation()
+        time.sleep(0.05)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are listed by /proc")
 @pytest.mark.skipif(find_spec("hydra_plugins") is None, reason="needs hydra_plugins")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_workers_end_with_their_command(tmp_path: Path, number: signal.Signals) -> None:
-    with (tmp_path / "said").open("w") as said:
-        started = subprocess.Popen(
+@pytest.mark.parametrize(
+    ("number", "receiver", "code"),
+    [
+        (signal.SIGKILL, "command", -signal.SIGKILL),
+        (signal.SIGTERM, "command", 75),
+        (signal.SIGTERM, "session", 75),
+        (signal.SIGINT, "session", 130),
+        (signal.SIGTERM, "worker", 75),
+    ],
+)
+def test_workers_end_with_their_command(
+    tmp_path: Path, number: signal.Signals, receiver: str, code: int
+) -> None:
+    """All save their runs, also if another has long saved its own, and no other job begins."""
+    results = tmp_path / "results" / "runs"
+    with (tmp_path / "output").open("w") as output:
+        command = subprocess.Popen(
             [*SWEEP, "launcher=joblib", *LONG, "seed=1,2,3,4,5"],
             cwd=tmp_path,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
+            # a shell's background jobs, of which the tests may be one, ignore Ctrl-C
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
     try:
-        while len(begun := list(tmp_path.glob("results/runs/*/*/**/ledger.jsonl"))) < 2 or any(
+        while len(begun := list(results.glob("*/*/ledger.jsonl"))) < 2 or any(
             path.read_bytes().count(b"\n") < 4 for path in begun
         ):
-            assert started.poll() is None, (tmp_path / "said").read_text()
+            assert command.poll() is None, (tmp_path / "output").read_text()
             time.sleep(0.05)
-        assert len(alive(started.pid)) > 2
-        started.send_signal(number)
-        until = time.monotonic() + 40
-        while left := alive(started.pid):
-            assert time.monotonic() < until, left
-            time.sleep(0.1)
+        workers = [
+            process for process, words in alive(command.pid).items() if "--process-name" in words
+        ]
+        assert len(workers) == 2
+        slow, fast = workers
+        os.kill(slow, signal.SIGSTOP)
+        match receiver:
+            case "command":
+                command.send_signal(number)
+            case "session":
+                os.killpg(command.pid, number)
+            case _:
+                os.kill(fast, number)
+        wait_until(lambda: list(results.glob("*/*/checkpoint.pt")), lambda: "no run was saved")
+        time.sleep(1)
+        os.kill(slow, signal.SIGCONT)
+        wait_until(lambda: not alive(command.pid), lambda: alive(command.pid))
     finally:
-        if alive(started.pid):
-            os.killpg(started.pid, signal.SIGKILL)
-        code = started.wait()
-    assert code == (-number if number == signal.SIGKILL else 75), (tmp_path / "said").read_text()
-    assert sorted(tmp_path.glob("results/runs/*/*/**/ledger.jsonl")) == sorted(begun)
-    # The workers were asked to stop, and saved their runs.
-    assert len(list(tmp_path.glob("results/runs/*/*/checkpoint.pt"))) == 2
+        if alive(command.pid):
+            os.killpg(command.pid, signal.SIGKILL)
+        exit_code = command.wait()
+    printed = (tmp_path / "output").read_text()
+    assert exit_code == code, printed
+    assert "Traceback" not in printed
+    assert sorted(results.glob("*/*/ledger.jsonl")) == sorted(begun)
+    assert len(list(results.glob("*/*/checkpoint.pt"))) == 2

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import traceback
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,9 +29,10 @@ from zdp_bench.report.sheet import Sheet
 from zdp_bench.training.interrupts import (
     CONTINUING,
     Stopped,
-    end_with_parent,
     explain,
     find_stop,
+    request_stop_of_workers,
+    stop_on_request,
 )
 from zdp_bench.training.spending import read_spending
 
@@ -85,7 +87,13 @@ class SweepJob:
     It returns errors instead of raising them, so that one failed job does not end a sweep.
     """
 
-    def __init__(self, sweep: bool = False, wait: bool = True, show: Shown = "all") -> None:
+    def __init__(
+        self,
+        sweep: bool = False,
+        wait: bool = True,
+        show: Shown = "all",
+        stop_request: Path | None = None,
+    ) -> None:
         """Create the function.
 
         Args:
@@ -94,31 +102,36 @@ class SweepJob:
             wait: wait for another process that runs the same job, instead of returning `Busy`.
                 Default: True.
             show: what to print. Default: "all".
+            stop_request: file that asks workers to stop. Default: none; the jobs have no workers.
         """
         self.sweep = sweep
         self.wait = wait
         self.show = show
+        self.stop_request = stop_request
         self._starter = os.getpid()
 
-    def __call__(self, config: DictConfig) -> UserError | RunSummary:
+    def __call__(self, config: DictConfig) -> UserError | RunSummary | Stopped:
         from hydra.core.hydra_config import HydraConfig
 
         hydra = HydraConfig.get()
         launcher = hydra.launcher._target_
         is_worker = os.getpid() != self._starter and "joblib" in launcher
-        if is_worker:
-            end_with_parent(self._starter)
+        request = self.stop_request if is_worker else None
         try:
             overrides = list(hydra.overrides.task)
             name = name_job(overrides) if self.sweep else ""
-            outcome = carry_out(config, overrides, wait=self.wait, show=self.show, name=name)
+            with stop_on_request(request, self._starter) if request else nullcontext():
+                outcome = carry_out(config, overrides, wait=self.wait, show=self.show, name=name)
             headline, privacy = outcome.record.headline, outcome.record.privacy
             home = outcome.path.parent
             return RunSummary(headline.name, headline.value, privacy.epsilon_tight, home)
         except (Exception, Stopped) as error:
             if stop := find_stop(error):
-                if is_worker:  # returning would make the worker wait for another job
-                    os._exit(stop.exit_code)
+                if request:  # an exit would make joblib kill the other workers
+                    if os.getppid() != self._starter:
+                        os._exit(stop.exit_code)
+                    request.touch()  # so that the other workers stop too
+                    return stop
                 if "submitit" in launcher:  # each job has its own process, so the sweep continues
                     return UserError(f"{stop}; {CONTINUING} from the last save.")
                 raise stop from None
@@ -147,9 +160,9 @@ def sweep(driver: Any, overrides: list[str]) -> list[Job]:
         UserError: the sweep has no jobs, or its launcher is not available.
     """
     _require_slurm(overrides)
-    batches = driver.multirun(
-        config_name="config", task_function=SweepJob(sweep=True, wait=False), overrides=overrides
-    )
+    with _stop_request() as request:
+        job = SweepJob(sweep=True, wait=False, stop_request=request)
+        batches = driver.multirun(config_name="config", task_function=job, overrides=overrides)
     if not (jobs := [job for batch in batches for job in batch]):
         raise UserError("this sweep has no jobs: give each of its keys at least one value.")
     return _finish(driver, jobs)
@@ -189,14 +202,25 @@ def launch(
     config = driver.compose_config(
         "config", [f"launcher={launcher}", *settings], run_mode=RunMode.MULTIRUN
     )
-    hydra_launcher = Plugins.instance().instantiate_launcher(
-        hydra_context=HydraContext(config_loader=driver.config_loader, callbacks=Callbacks()),
-        task_function=SweepJob(sweep=True, wait=False, show=show),
-        config=config,
-    )
     words = [[f"launcher={launcher}", *job] for job in jobs]
-    ended_jobs = _finish(driver, hydra_launcher.launch(words, initial_job_idx=0), show)
+    with _stop_request() as request:
+        hydra_launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=HydraContext(config_loader=driver.config_loader, callbacks=Callbacks()),
+            task_function=SweepJob(sweep=True, wait=False, show=show, stop_request=request),
+            config=config,
+        )
+        returned_jobs = hydra_launcher.launch(words, initial_job_idx=0)
+    ended_jobs = _finish(driver, returned_jobs, show)
     return [(job.words, job.result) for job in ended_jobs if isinstance(job.result, str)]
+
+
+@contextmanager
+def _stop_request() -> Iterator[Path]:
+    """Yield the file that asks the workers which are started in this block to stop."""
+    with tempfile.TemporaryDirectory(prefix="zdp-bench-") as folder:
+        request = Path(folder) / "stop"
+        with request_stop_of_workers(request):
+            yield request
 
 
 def _finish(driver: Any, jobs: Iterable[Any], show: Shown = "all") -> list[Job]:
@@ -204,6 +228,8 @@ def _finish(driver: Any, jobs: Iterable[Any], show: Shown = "all") -> list[Job]:
     ended_jobs = []
     for job in jobs:
         words, result = list(job.overrides), job.return_value
+        if isinstance(result, Stopped):
+            raise result
         if isinstance(result, Busy):
             waiting_job = SweepJob(sweep=True, show=show)
             result = driver.run(

@@ -25,7 +25,6 @@ from zdp_bench.errors import UserError, explain_missing, is_out_of_memory
 # Exit codes of a process that received a signal and has saved its state. 75 is EX_TEMPFAIL, "try
 # again later". The usual 143 would also stand for processes that have not saved their state.
 EXIT_CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
-SECONDS_TO_SAVE = 60
 CONTINUING = "the same command, without any force=true, continues"  # with it, a run begins anew
 
 # Reasons for a failed write that a user can remove.
@@ -84,14 +83,9 @@ def stop_signals() -> Iterator[Callable[[], int]]:
 
 @contextmanager
 def stop_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM raise `Stopped` outside of runs, after a sweep's workers have saved theirs."""
+    """Let SIGTERM raise `Stopped` outside of runs."""
 
     def leave(number: int, frame: FrameType | None) -> None:
-        workers = multiprocessing.active_children()  # joblib would kill them
-        for worker in workers:
-            worker.terminate()
-        for worker in workers:
-            worker.join(SECONDS_TO_SAVE)
         raise Stopped(number)
 
     old_handler = signal.signal(signal.SIGTERM, leave)
@@ -105,13 +99,79 @@ def stop_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, old_handler)
 
 
+@contextmanager
+def request_stop_of_workers(request: Path) -> Iterator[None]:
+    """Ask the workers of a sweep to stop after SIGTERM or Ctrl-C, and then raise `Stopped`.
+
+    The block starts the workers and ends once they have returned all jobs. A worker that exited
+    instead would make joblib kill the others before they have saved their runs. A second Ctrl-C
+    ends the block at once. Without workers, both signals act as before.
+
+    Args:
+        request: file that asks the workers to stop; see `stop_on_request`.
+    """
+    received = 0
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        is_second_interrupt = received == number == signal.SIGINT
+        if is_second_interrupt or not multiprocessing.active_children():
+            old_handler = old_handlers[signal.Signals(number)]
+            if callable(old_handler):
+                old_handler(number, frame)
+            return
+        received = number
+        request.touch()
+
+    old_handlers = {number: signal.getsignal(number) for number in EXIT_CODES}
+    for number in EXIT_CODES:
+        signal.signal(number, ask)
+    try:
+        yield
+    finally:
+        for number, handler in old_handlers.items():
+            signal.signal(number, handler)
+    if received:
+        raise Stopped(received)
+
+
+@contextmanager
+def stop_on_request(request: Path, parent: int) -> Iterator[None]:
+    """Let a request raise `Stopped` in the job of this worker, as SIGTERM and Ctrl-C do.
+
+    A signal that arrives between two jobs is ignored: the next job finds the request. Without the
+    process that started it, a worker ends.
+
+    Args:
+        request: file whose creation asks the worker to stop.
+        parent: process that started the worker. Its end is a request too.
+    """
+    has_job = True
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if has_job:
+            raise Stopped(number)
+        if os.getppid() != parent:
+            os._exit(EXIT_CODES[signal.SIGTERM])
+
+    for number in EXIT_CODES:
+        signal.signal(number, stop)
+    _watch(request, parent)
+    try:
+        if request.exists():
+            raise Stopped(signal.SIGTERM)
+        yield
+    finally:
+        has_job = False
+
+
 @cache
-def end_with_parent(parent: int) -> None:
-    """Save the run and end this process when `parent`, which started it, ends or is killed."""
+def _watch(request: Path, parent: int) -> None:
+    """Send SIGTERM to this process once `request` exists or `parent` has ended."""
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
+        while os.getppid() == parent and not request.exists():
+            time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
