@@ -1,6 +1,7 @@
 # zdp-bench for CPUs: docker build -t zdp-bench . && docker run --rm -v "$PWD/results:/experiment/results" zdp-bench run recipe=quickstart
-# By tag: to pin the base image, put the digest that `docker buildx imagetools inspect` prints here.
-FROM python:3.11-slim
+# Python 3.11.16 on Debian trixie, for amd64 and arm64. A newer digest is printed by
+# docker buildx imagetools inspect python:3.11-slim
+FROM python:3.11-slim@sha256:9c900dea9e8fb7e16277c179b555cc72d29a352dbc33cff48ad5a0412fd5bfc7
 WORKDIR /src
 COPY pyproject.toml constraints.txt requirements-torch.txt requirements-image.txt ./
 # Every package by its hashes. --build-arg TORCH_INDEX=URL, the index of PyTorch's CPU builds, whose
