@@ -73,9 +73,9 @@ class Range:
         return np.clip((values - middle) / (high - low), -LIMIT, LIMIT)
 
 
-# Where the ranges come from. None was computed from the records, and no clinician has reviewed
-# them. Most were chosen first, and their sources looked up afterwards. A comment names the source
-# of the lower end, then of the upper end, or a single source of both. "Points from 40" means that a
+# Where the ranges come from. No range was computed from the records, and no clinician has reviewed
+# any. Most were chosen first, and their sources looked up afterwards. A comment names the source of
+# the lower end, then of the upper end, or a single source of both. "Points from 40" means that a
 # score begins or rises there; "no points" means that it gives none inside the range.
 # - Scores, by the points that they give: SOFA (Vincent et al. 1996, in Singer et al. 2016), SAPS II
 #   (Le Gall et al. 1993), APACHE II (Knaus et al. 1985) and APACHE III (Knaus et al. 1991, as in
@@ -94,8 +94,7 @@ RANGES = {
     "BUN": Range(7, 40, is_log=True),  # mg/dL; Mayo Clinic; APACHE III: more points from 40
     "Cholesterol": Range(120, 200),  # mg/dL; MSD: low below 120, desirable below 200
     "Creatinine": Range(0.5, 2, is_log=True),  # mg/dL; APACHE III: below 0.5; SOFA: from 2
-    # mmHg; from the ranges below, with MAP = (SysABP + 2 · DiasABP) / 3: 52.5, rounded down, and 80
-    "DiasABP": Range(52, 80),
+    "DiasABP": Range(52, 80),  # mmHg; (3 · MAP − SysABP) / 2 at the ends of their ranges, rounded
     "FiO2": Range(0.21, 0.6),  # room air; Jackson 2020 (Medscape): at most 0.6 after 24 hours
     "GCS": Range(10, 15),  # SOFA: two points for 10 to 12, none for 15
     "Glucose": Range(70, 180, is_log=True),  # mg/dL; MSD: fasting; NICE-SUGAR 2009: usual target
@@ -217,7 +216,7 @@ class Physionet2012(Dataset):
         """
         shape = (len(paths), NUM_FEATURES)
         rows_to_make = (make_features(path)[None] for path in paths)  # read only if not cached
-        kind = "stays"  # in intensive care; names the folder in the cache
+        kind = "stays"  # stays in intensive care: the name of the folder in the cache
         features = load_or_make(kind, digest(cache_key), shape, np.float32, rows_to_make)
         rows = torch.from_numpy(features)
         if self.norm is None:
@@ -239,7 +238,7 @@ class Physionet2012(Dataset):
         """Return the published counts and shapes; None if the files are there to be counted."""
         if (root / FOLDER).is_dir():
             return None
-        # How many patients are held out depends on the number of RecordIDs only.
+        # The number of patients that are held out depends only on how many RecordIDs there are.
         record_ids = [str(number) for number in range(NUM_PATIENTS)]
         num_validation = int(self.hold_out(record_ids).sum())
         return DatasetInfo(
@@ -314,10 +313,11 @@ def make_features(path: Path) -> np.ndarray:
 
 
 def summarise(series: tuple[np.ndarray, np.ndarray] | None, usual: Range) -> np.ndarray:
-    """Return the `STATISTICS` of a variable. "measured" is ½ if it was measured, and else −½.
+    """Return the `STATISTICS` of a variable.
 
-    The others are 0 if the variable was not measured. If it was not measured after 24 hours, the
-    last value stands for the mean after 24 hours.
+    "measured" is ½ if the variable was measured, and −½ otherwise. All other statistics are 0 if
+    the variable was not measured. If it was measured, but not after 24 hours, the last value stands
+    for the mean after 24 hours.
 
     Args:
         series: minutes and values; None if the variable was not measured.
@@ -361,7 +361,7 @@ def describe(record: Record) -> np.ndarray:
 def read_record(path: Path) -> Record:
     """Read minutes and values of each variable, sorted by time.
 
-    Negative values are left out, because they stand for unknown values.
+    Negative values are left out, because they mean that the value is unknown.
 
     Raises:
         UserError: a line is damaged, or the record is not that of the patient in its name.

@@ -4,11 +4,11 @@ Each STEP of the training plan makes one RELEASE, which `zdp_bench.privacy.tally
 that is repeated with the same bits makes the same release, which counts once. Each LINE of the file
 is a JSON object that states an ENTRY. The first is the head. The others are steps, states from
 which steps may be repeated (`Start`), and revocations of such states (`Revocation`). A ledger that
-is SET ASIDE is renamed to NAME.1, NAME.2 and so on, so that a new one can begin at its path
-(`zdp_bench.privacy.ledger_files`). Its releases still count.
+is SET ASIDE is renamed to NAME.1, NAME.2 and so on, so that a new ledger can begin at the old path
+(`zdp_bench.privacy.ledger_files`). The releases of the renamed ledger still count.
 
 The line of a step holds the SHA-256 of the head, of all steps and revocations above it, and of the
-step itself, so an edited, dropped or reordered one breaks the chain. The whole line is written
+step itself. So an edited, dropped or reordered line breaks the chain. The whole line is written
 before its step is taken, so a kill loses no step. If writing a line fails or is interrupted and the
 process lives on, the next use of the file removes the line, because its step was not taken.
 
@@ -18,8 +18,8 @@ anything that depends on the steps is saved, sent or shown (`Ledger.sync`). A po
 the steps since the last fsync, but only together with the weights that they led to.
 
 The last line may be cut short. If a kill cut it, its step was not taken. If a power failure cut it,
-only a part of a whole line had reached the disk, and its step may have been taken. The file looks
-the same, so such a line counts as a step.
+only a part of a whole line had reached the disk, and its step may have been taken. The file does
+not show which of the two happened, so a line that is cut short counts as a step.
 
 A step that is repeated after a kill counts once only if it is provably the same release. To prove
 this, the ledger also records the states from which a process may start (`Start`). Starts are not
@@ -28,13 +28,15 @@ part of the chain: if one is missing, steps are counted again, never forgotten.
       bits as before, and counts once. If memory runs out, the micro-batches are halved, and the
       start is revoked (`Revocation`), because a repeat would not have the same bits.
     - Otherwise, a new GENERATION begins, which has its own key for noise and batches
-      (`Tally.generation`). Its steps are new, independent releases. The earlier ones still count,
-      even if their ledger was set aside.
+      (`Tally.generation`). Its steps are new, independent releases. The earlier releases still
+      count, even if their ledger was set aside.
     - With secure noise, every step that is taken is a new release. Two files with equal steps may
       then be a file and its copy, whose releases count once, or two runs, whose releases add up. A
-      random NONCE tells these apart: each process writes its own before its first step.
-    - A node of a federation starts each round from the weights it receives. Each step of the round
-      states their digest: only the same step of a round from the same weights is the same release.
+      random NONCE tells a copy from another run: each process writes one of its own before its
+      first step.
+    - A node of a federation starts each round from the weights that it receives. Each step of the
+      round states the digest of these weights. Two steps are the same release only if they have the
+      same number and the same digest.
 
 The chain guards against damage and mistakes, not against forgery, because it has no key. It does
 not reveal that a file was rewritten as a whole. Nor does it reveal that lines after the last
@@ -81,7 +83,7 @@ class KnownStarts:
         # (execution digest, step, state digest) -> the generations recorded for this state
         self._generations: dict[tuple[str, int, str], list[str]] = {}
         # generation -> its starts at or before this step are revoked
-        self._last_revoked: dict[str, int] = {}
+        self._revoked_until: dict[str, int] = {}
         for entry in entries:
             self.remember(entry)
 
@@ -95,8 +97,8 @@ class KnownStarts:
         were set aside may be in any order.
         """
         if isinstance(entry, Revocation):
-            last_step = self._last_revoked.get(entry.generation, entry.step)
-            self._last_revoked[entry.generation] = max(last_step, entry.step)
+            revoked_until = self._revoked_until.get(entry.generation, entry.step)
+            self._revoked_until[entry.generation] = max(revoked_until, entry.step)
         else:
             key = entry.execution_digest, entry.step, entry.state_digest
             self._generations.setdefault(key, []).append(entry.generation)
@@ -104,13 +106,14 @@ class KnownStarts:
     def find_generation(self, execution_digest: str, step: int, state_digest: str) -> str | None:
         """Return the generation that continues from a state; None if there is none.
 
-        Several are recorded for one state if the start of an earlier one was revoked, or was in
-        another ledger. Of those whose start is not revoked, the one that was read last continues.
+        A state may have several generations: one in each of several ledgers, or one whose start was
+        revoked, and a later one. The last generation in reading order whose start is not revoked
+        continues.
         """
         generations = self._generations.get((execution_digest, step, state_digest), [])
         for generation in reversed(generations):
-            last_revoked = self._last_revoked.get(generation)
-            if last_revoked is None or step > last_revoked:
+            revoked_until = self._revoked_until.get(generation)
+            if revoked_until is None or step > revoked_until:
                 return generation
         return None
 
@@ -124,7 +127,8 @@ class Ledger(Tally):
           `MIN_SYNC_INTERVAL` after the last fsync.
         - `releases` is at least the number of releases that were made, no matter when the process
           was killed. It includes those in ledgers that were `set_aside` at the same path.
-        - A step that is not counted again has the same noise, batch and starting state as before.
+        - A step that is taken again without being counted again has the same noise, batch and
+          starting state as before.
         - Opening raises an error if the chain of the file is broken, or if the file ends before the
           checkpoint's position. The error names the line.
         - The file has no second hard link. `append` raises an error unless the file that was opened
@@ -149,8 +153,9 @@ class Ledger(Tally):
         Args:
             path: the ledger's file.
             mechanism: mechanism of every step.
-            repeatable: whether a step that is taken again has the same noise. False with secure
-                noise, and in your own loop (`zdp_bench.library`).
+            repeatable: whether a step may be taken again as the same release, with the same noise.
+                False with secure noise, which cannot be drawn again, and in your own loop
+                (`zdp_bench.library`), which never takes a step again.
             checkpoint_position: where the ledger ended at the last checkpoint. The file must
                 contain this position. None without a checkpoint.
             identity: whose ledger it is: the name of a federation's node, or the digest of who owns
@@ -170,10 +175,10 @@ class Ledger(Tally):
         # Identifies the ledgers that were set aside; "" without any.
         self._aside_digests = "".join(_digest_file(aside_path) for aside_path in aside_paths)
         self._aside_tally = TallyOfFiles(aside_paths)
-        # The head states the number of releases in ledgers that were set aside, so that a later
-        # process notices if one of these is missing (`_require_same`). The head of a repeatable
-        # ledger states 0: it is part of the chain, and a run that is repeated bit for bit must end
-        # with the same digest, even beside such ledgers.
+        # The head states the number of releases in ledgers that were set aside. So a later process
+        # notices if such a ledger is missing (`_require_same`). A repeatable ledger states 0
+        # instead: the digest depends on the head, and a bit-for-bit repeat of a run must end with
+        # the same digest, no matter how many ledgers were set aside.
         releases_aside = 0 if repeatable else self._aside_tally.releases
         self._own_head = Head(
             mechanism.digest(),
@@ -196,7 +201,8 @@ class Ledger(Tally):
         self._ending: tuple[int, bytes] | None = None  # ending of the file when it was closed
         self._when_synced = time.monotonic()
         is_new = not path.exists()
-        # Whether the file lacks this process's nonce, which its first step needs
+        # In a new file, the head has the nonce of this process. A process that continues a file
+        # writes its nonce before its first step (`append`).
         self._needs_nonce = not repeatable and not is_new
         if is_new and checkpoint_position is not None and checkpoint_position.releases:
             raise LedgerError(
@@ -217,8 +223,8 @@ class Ledger(Tally):
     def _name_differences(self, head: Head) -> str:
         """Return what differs between a head and this run's, such as "another mechanism".
 
-        If nothing differs, one ε covers the steps of both, and the result is "". Heads of older
-        versions have no facts, which are taken to be this run's.
+        If nothing differs, the result is "", and one ε covers the steps of both. A head of an older
+        version has no facts, and is taken to have this run's facts.
         """
         own = self._own_head
         differs = {
@@ -254,7 +260,8 @@ class Ledger(Tally):
             if isinstance(line.entry, Head):
                 self._require_same(line.entry)
             self._add_entry(line.entry)
-            # Both, because the digest also matches if a ledger that was set aside is missing.
+            # The releases are compared as well, because they are too few if a ledger that was set
+            # aside is missing, which the digest may not show.
             if (
                 checkpoint_position is not None
                 and self.digest == checkpoint_position.digest
@@ -263,7 +270,7 @@ class Ledger(Tally):
                 reaches_checkpoint = True
         if checkpoint_position is not None and checkpoint_position.releases > 0:
             self._require_checkpoint(checkpoint_position, reaches_checkpoint, last_whole_line)
-        if last_whole_line == 0:  # the head is cut short: nothing was released yet
+        if last_whole_line == 0:  # even the head is cut short, so nothing was released yet
             disk.write_bytes(self._absolute_path, make_line(BEGINNING, self._own_head))
             self.digest = chain(BEGINNING, self._own_head)
         elif cut is not None:
@@ -272,8 +279,9 @@ class Ledger(Tally):
     def _require_same(self, head: Head) -> None:
         """Raise an error if the file is another run's, or a ledger that was set aside is missing.
 
-        One is missing if the head states more releases in such ledgers than there are now. The
-        heads of repeatable ledgers state 0: if one is missing there, only a checkpoint shows it.
+        A ledger is missing if the head states more releases in ledgers that were set aside than
+        there are now. The head of a repeatable ledger always states 0. There, only a checkpoint
+        can show that a ledger is missing.
         """
         if differences := self._name_differences(head):
             raise LedgerError(f"{self.path}, line 1: belongs to {differences} than this run's")
@@ -290,7 +298,7 @@ class Ledger(Tally):
             self.facts = entry.facts
         elif isinstance(entry, Step):
             self._steps_of_file.add(entry)
-            # A ledger that was set aside may have the same release.
+            # A release that is in a ledger that was set aside is counted already.
             if not (self.repeatable and entry in self._aside_tally.released):
                 self._count_release(entry)
         else:
@@ -324,10 +332,10 @@ class Ledger(Tally):
             )
 
     def _replace_cut_line(self, cut: Line) -> None:
-        """Replace a last line that was cut short with a whole line of the next step, and count it.
+        """Replace a last line that was cut short with a whole line of a step, and count the step.
 
-        `read_ledger` yields this step as the entry of a cut line, whatever the line was. So the
-        count may be one too high, but never too low.
+        `read_ledger` cannot know what the cut line stated. It assumes the step after the last step
+        in a whole line. So the count may be one too high, but never too low.
         """
         with open_ledger_file(self._absolute_path) as file:
             content = file.read()
@@ -354,9 +362,9 @@ class Ledger(Tally):
             step: number of the next step.
             state_digest: digest of weights, optimizer and schedule.
             find_other_ledgers: finds ledgers of this training in other folders, such as of a run
-                that was moved or copied. They do not count here, but their noise must not be drawn
-                again for other releases. Called only if this ledger is empty and none was set
-                aside. Default: there are no such ledgers.
+                that was moved or copied. Their releases do not count here, but other releases must
+                not have the same noise. Called only if this ledger is empty and none was set aside.
+                Default: there are no such ledgers.
         """
         if not self.repeatable:
             return
@@ -366,7 +374,8 @@ class Ledger(Tally):
         if recorded_generation is not None:
             self.generation = recorded_generation
         elif has_earlier_generation:
-            # Named by all that came before it, so that no two generations share their noise.
+            # The name of the new generation is a digest of all that came before, so that no two
+            # generations share their noise.
             before = f"{self.digest}:{self._aside_digests}"
             text = f"{before}:{execution_digest}:{step}:{state_digest}"
             self.generation = hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -376,18 +385,19 @@ class Ledger(Tally):
             starts_elsewhere = KnownStarts(TallyOfFiles(other_ledgers).starts)
             generation_elsewhere = starts_elsewhere.find_generation(*start)
             if generation_elsewhere is not None:
+                # From the same start, the steps are the same releases, with the same noise.
                 self.generation = generation_elsewhere
             elif other_ledgers:
-                # Random, because nothing came before it in this ledger to name it by.
+                # The name is random, because this ledger holds nothing from which to make a name.
                 self.generation = secrets.token_hex(16)
-            # Otherwise, nothing came before at all, and this is the first generation: "".
+            # Otherwise, there was no step before, and the generation stays the first one: "".
         self.record_start(execution_digest, step, state_digest)
 
     def record_start(self, execution_digest: str, step: int, state_digest: str) -> None:
         """Record that this generation may continue from a state.
 
-        From a state, only one generation continues. If one is recorded already, nothing is written,
-        and a later process continues that one.
+        Only one generation continues from a state. If a generation is recorded for this state
+        already, nothing is written, and a later process continues the recorded generation.
 
         Call it before saving the state: a process that loads a state that was not recorded begins a
         new generation, whose steps count again.
@@ -420,9 +430,9 @@ class Ledger(Tally):
             UserError: the ledger is closed, or the file is not as it was last written.
         """
         self.require_own_process()
-        if self._file.closed:  # another process may have continued the file since
+        if self._file.closed:  # another process may have continued the file since then
             raise UserError(f"{self.path}: the ledger is closed, so no step can be taken with it.")
-        self._remove_interrupted_line()  # first, because `_steps_of_file` may hold its step
+        self._remove_interrupted_line()  # first, because `_steps_of_file` may hold the line's step
         entry = Step(step, weights_digest, self.generation)
         if self.repeatable and entry in self._steps_of_file:
             self.require_intact()
@@ -481,7 +491,7 @@ class Ledger(Tally):
         """
         if self._size_before_line is None:
             return
-        if os.getpid() != self._process:  # a fork shares the file, and only its owner changes it
+        if os.getpid() != self._process:  # a fork shares the file, but must not change it
             return
         self._size = self._size_before_line
         if os.fstat(self._file.fileno()).st_size < self._size:
@@ -499,7 +509,7 @@ class Ledger(Tally):
             UserError: the file is not as it was last written.
         """
         if os.getpid() != self._process:
-            return  # a fork shares the file, and only its owner syncs it
+            return  # a fork shares the file, and writes nothing to it
         if self._file.closed:
             self._require_as_closed()
             return
@@ -525,7 +535,7 @@ class Ledger(Tally):
     def _require_as_closed(self) -> None:
         """Raise an error if the file has other lines than when it was closed.
 
-        They may be releases of another training run, which this count lacks.
+        The other lines may be releases of another training run, which this count lacks.
         """
         if self._ending is None or self._ending != read_ending(self._absolute_path):
             raise UserError(

@@ -1,11 +1,11 @@
 """Build our own tables, GRIDS of tasks by target ε, from results of recipes (`papers/ours.yaml`).
 
-A row of a table is a task. Each row has one printed line or, if it compares variants (such as
-algorithms), one line for each variant. There is one column per target ε; ε = ∞ is training without
-privacy.
+A row of a table is a task. Each row has one printed line or, if the table compares variants (such
+as algorithms), one line for each variant. There is one column per target ε, and ∞ is training
+without privacy.
 
-Each line is filled by jobs of a recipe (`Filling`, in `report.cells`): one for each target ε and,
-if there are folds, each fold. The runs of a job are those with its experiment digest, which covers
+Jobs of a recipe fill a line. A job (`Filling`, in `report.cells`) has one target ε and, with
+cross-validation, one fold. The runs of a job are those with its experiment digest, which covers
 everything but the seed. `Filling.runs_of` leaves out runs on synthetic data, runs on unofficial
 data if any run has official data, and runs on other data than the last run's.
 
@@ -51,8 +51,8 @@ class GridLine:
 
     Attributes:
         baseline: Score of the trivial baseline; None if the table does not show the retained gain.
-        runs: The runs, one for each seed and fold, by target ε (∞: without privacy). At each target
-            ε, only the seeds are kept that have finished all folds with a tight ε within it.
+        runs: The runs, one for each seed and fold, by target ε (∞: without privacy). The runs of
+            a seed are left out if one of its folds has not finished within the target ε.
     """
 
     row: str
@@ -68,7 +68,7 @@ class GridLine:
 
     @property
     def display_format(self) -> tuple[float, int, str]:
-        """The factor, the number of decimals and the unit with which its metric is shown."""
+        """The factor, the number of decimals and the unit with which the metric is shown."""
         metric = self.metric
         if metric.unit:
             digits = 1
@@ -85,7 +85,10 @@ class GridLine:
 
     @property
     def privacy_by_target(self) -> dict[float, Privacy]:
-        """The privacy of the run with the largest tight ε at each target ε, the largest first."""
+        """The privacy by target ε, from the largest target to the smallest.
+
+        Of the runs at a target, it is the privacy of the run with the largest tight ε.
+        """
         return {target: _largest_privacy(self.runs[target]) for target in self.private_targets}
 
     @property
@@ -107,7 +110,7 @@ class GridLine:
         return first_privacy.epsilon_of if first_privacy else ""
 
     def scores_by_seed(self, target: float) -> dict[int, float]:
-        """Return the test metric by seed, averaged over the folds of each."""
+        """Return the mean of the test metric over the folds, by seed."""
         folds: dict[int, list[float]] = {}
         for run in self.runs.get(target, []):
             folds.setdefault(run.seed, []).append(float(run.headline.value))
@@ -153,7 +156,7 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     targets = sorted({target for line in lines for target in line.runs}, reverse=True)
     published = papers.published(name)
     has_variants = any(line.variant for line in lines)
-    # Tables that show the retained gain also show the number of training units.
+    # Tables that show the retained gain also show the number of privacy units that train.
     shows_units = bool(layout.get("retained_gain"))
     cells_of_lines = [
         _cells_of(line, targets, published, has_variants, shows_units) for line in lines
@@ -223,7 +226,8 @@ def _make_lines(
 def _count_folds(fillings: Sequence[Filling]) -> dict[tuple[str, str | None, float], int]:
     """Return the number of folds of each row, variant and target ε.
 
-    Jobs with the same seed are its folds. Jobs with different seeds are repetitions.
+    The folds are the jobs with the same row, variant, target ε and seed. Jobs with another seed
+    repeat these folds, and do not add to their number.
     """
     # row, variant and target ε -> seed -> digests of the jobs
     folds: dict[tuple[str, str | None, float], dict[int, set[str]]] = {}
@@ -239,8 +243,9 @@ def _count_folds(fillings: Sequence[Filling]) -> dict[tuple[str, str | None, flo
 def _keep_complete_seeds(runs: Sequence[Record], target: float, num_folds: int) -> list[Record]:
     """Return the runs within a target ε, of those seeds that have such a run of every fold.
 
-    The mean of another seed would mislead, because the fold that it lacks may be the hardest one.
-    A run exceeds its target if it took steps again after a stop, because each counts.
+    A mean over only some folds would mislead, because a missing fold may be the hardest one. A run
+    exceeds its target ε if it was stopped and took steps again with new noise, because such steps
+    count twice.
     """
     runs_within = [run for run in runs if not _exceeds(run, target)]
     num_runs = Counter(run.seed for run in runs_within)
@@ -442,9 +447,10 @@ def _compare(line: GridLine, other: GridLine) -> list[Comparison]:
 def _note_epsilon_of_one_example(lines: Sequence[GridLine]) -> list[str]:
     """State the ε of a single example where owners are the unit and have several examples.
 
-    Leaving out an owner moves the sum by at most C, because its share is gone. Leaving out one of
-    its examples replaces the share by another one of norm at most C, which moves the sum by up to
-    2C. So, unlike in group privacy, the ε of one example is the larger one.
+    Leaving out an owner moves the sum by at most the clipping bound C, because the owner's share is
+    gone. Leaving out one example of an owner replaces the owner's share by another share of norm at
+    most C, which moves the sum by up to 2C. So, unlike in group privacy, one example has a larger ε
+    than all examples of an owner.
     """
     # ε at each target, such as "15.2, 6.21" -> the rows that share it
     rows_by_epsilons: dict[str, list[str]] = {}
@@ -505,5 +511,6 @@ def _has_owners_with_several_examples(privacy: Privacy) -> bool:
 
 def _epsilon_of_one_example(privacy: Privacy) -> str:
     """Return the ε of one of an owner's examples."""
+    # ε depends on z, the effective noise multiplier, and not on the shapes of the weights.
     mechanism = Mechanism.of_z(privacy.z, privacy.sampling)
     return show_epsilon(call_cached(example_epsilon, mechanism, privacy.steps, privacy.delta))

@@ -1,11 +1,13 @@
 """One private step of any algorithm: ledger, clipped sum, noise, gradient, optimizer step.
 
-A SHARE is the clipped contribution of one example or, with `privacy.unit=patient`, of one owner. A
-step sums the shares block by block. A BLOCK is one tensor to which the mechanism adds noise. An
-algorithm that averages gradients has a block for each parameter, with its name.
+A SHARE is what one example adds to the sum of a step after clipping. With `privacy.unit=patient`,
+it is what one owner adds: a patient, or whoever else the data set's examples belong to.
 
-A process that resumes a run takes the steps since the last checkpoint again. With the same bits and
-the same noise, such a step is the same release: a REPEAT, which counts once.
+A step sums the shares block by block. A BLOCK is one tensor to which the mechanism adds noise. An
+algorithm that averages gradients has one block for each parameter, named as the parameter.
+
+A process that resumes a run takes the steps since the last checkpoint again. A step that is taken
+again with the same bits and the same noise is a REPEAT: it is the same release, and counts once.
 
 Privacy noise is added to the updates of a model in this module only.
 """
@@ -37,7 +39,7 @@ from zdp_bench.training.total import MAX_FLOAT32_EXAMPLES, Total
 
 @dataclass(frozen=True)
 class Training:
-    """What the steps of a training run share.
+    """What all steps of a training run use.
 
     Attributes:
         algorithm: clips and sums the gradients, and computes the update from the noisy sum.
@@ -50,7 +52,7 @@ class Training:
             step makes one release, unless it is a repeat.
         ranks: processes that take each step together.
         captured_sums: CUDA graphs that sum shares, captured in the first steps.
-        mechanisms: cache of `mechanism`, by the `requires_grad` of each of `parameters`.
+        mechanisms: what `mechanism` returned before, by the `requires_grad` of all `parameters`.
     """
 
     algorithm: Algorithm
@@ -64,9 +66,7 @@ class Training:
     mechanisms: dict[tuple[bool, ...], Mechanism] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        # Wraps the noise source if the mechanism correlates the noise of its steps.
-        noise = correlate(self.noise, self.mechanism())
-        object.__setattr__(self, "noise", noise)
+        object.__setattr__(self, "noise", correlate(self.noise, self.mechanism()))
 
     @cached_property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -76,9 +76,10 @@ class Training:
     def mechanism(self) -> Mechanism:
         """Return the mechanism of a step with the parameters that require gradients now.
 
-        A caller that freezes or unfreezes a parameter between steps gets another mechanism. But
-        `ledger` and `max_releases` are for a single one, so such a caller must account for the
-        others. No caller in this package does this, and `make_private` rejects it.
+        The mechanism changes if a parameter is frozen or unfrozen between steps. But `ledger` and
+        `max_releases` are for a single mechanism, so a caller that freezes parameters must account
+        for the other mechanisms itself. Nothing in this package freezes parameters between steps,
+        and `make_private` rejects it.
         """
         requires_grad = tuple(parameter.requires_grad for parameter in self.parameters.values())
         if requires_grad not in self.mechanisms:
@@ -96,11 +97,11 @@ def private_step(
     """Take one step of DP-SGD (Ziller et al. 2021, Algorithm 1), generalised to any `Algorithm`.
 
     Args:
-        training: what all steps share.
+        training: what all steps use.
         step: number of the step, from 0. Seeded noise is a function of it.
         micro_batches: the sampled examples. There may be none, because Poisson sampling can draw an
-            empty batch. If memory runs out, a `MicroBatches` is summed again in halved
-            micro-batches; any other iterable raises the error.
+            empty batch. If memory runs out, the examples of a `MicroBatches` are summed again in
+            micro-batches of half the size. With any other iterable, the error is raised.
         expected_batch_size: divisor of the noisy sum. It must not depend on the sampled batch.
         weights_digest: in a federation, the digest of the weights from which the round of this
             step starts; otherwise, "". See `Tally.append`.
@@ -108,12 +109,12 @@ def private_step(
     Formal guarantees:
         - The parameters change only through S + ξ, where S is the sum of the shares on all ranks.
           ξ has the covariance that `training.mechanism()` states, and is drawn once, by rank 0.
-        - The step is in the ledger before any parameter changes on any rank: rank 0 writes the line
-          before it joins the all-reduce, and no rank has S + ξ before that.
+        - The step is in the ledger before any parameter changes on any rank: rank 0 writes the
+          step's line before it draws ξ, and the other ranks get S + ξ from the all-reduce.
 
     Raises:
         BudgetExceeded: the step would exceed `training.max_releases`. Nothing was drawn or changed.
-        UserError: there is not enough memory for one example, or memory ran out in a repeat.
+        UserError: there is not enough memory for one share, or memory ran out in a repeat.
         WeightsChangedError: the model or the loss changed a weight. The ledger counts the step,
             although nothing was released.
     """
@@ -124,25 +125,24 @@ def private_step(
         raise BudgetExceeded
     algorithm, mechanism = training.algorithm, training.mechanism()
     ledger.append(step, weights_digest)  # before the sum and its noise exist
-    # One object for all steps: if memory runs out, the sum below halves it for later steps too.
-    micro_batch_size = micro_batches.size if isinstance(micro_batches, MicroBatches) else None
-    size_before = micro_batch_size.examples if micro_batch_size else None
+    size_before = _micro_batch_size(micro_batches)
     local_sum = _sum_local_shares(training, mechanism, micro_batches)
-    if micro_batch_size and ranks.any(micro_batch_size.examples != size_before):
+    size_after = _micro_batch_size(micro_batches)  # smaller if memory ran out
+    if size_after is not None and ranks.any(size_after != size_before):
         # Smaller micro-batches round differently, so no later process may repeat this step.
         ledger.revoke_starts(step)
         if is_repeat:
             # The same noise was released with another sum before. The difference of the two
             # releases would have no noise.
-            smallest_size = -ranks.max(-micro_batch_size.examples)
+            smallest_size = -ranks.max(-size_after)
             raise _out_of_memory_in_repeat(step, smallest_size)
     is_secure = not training.noise.repeatable  # secure noise cannot be drawn again
-    if is_secure:  # its noise is added in float64; see `SecureNoise`
+    if is_secure:  # secure noise is added in float64; see `SecureNoise`
         local_sum = to_float64(local_sum)
     # `add_noise` can return the mean at once, which saves a pass over the sum.
     is_divided_by_add_noise = (
         algorithm.averages  # `postprocess` would only divide
-        and ranks.size == 1  # no undivided sums of other ranks are still to be added
+        and ranks.size == 1  # with several ranks, the sum is complete only after the all-reduce
         and not is_secure  # `make_release` rounds the noisy sum before it is divided
     )
     factor = 1 / expected_batch_size if is_divided_by_add_noise else 1.0
@@ -151,15 +151,15 @@ def private_step(
     else:
         summand = local_sum
     if ranks.size > 1:
-        ledger.sync()  # before the noisy sum leaves rank 0, the only one with a file
+        ledger.sync()  # before the noisy sum leaves rank 0, the only rank with a ledger file
     noisy_sum = ranks.all_reduce(summand)
-    # Draws no noise. It rounds a sum with secure noise, then restores the dtypes of the blocks.
+    # `make_release` draws no noise. It rounds a sum with secure noise, then restores the dtypes.
     release = make_release(noisy_sum, mechanism, training.noise)
-    # Read before `postprocess`, which may change it: an algorithm may set the weights in its first
-    # release and give gradients afterwards.
+    # `postprocess` may change `sets_weights`: an algorithm may set the weights in its first release
+    # and return gradients afterwards.
     sets_weights = algorithm.sets_weights
     if is_divided_by_add_noise:
-        update = release  # it is the mean already, and `postprocess` would divide again
+        update = release  # already the mean, which `postprocess` would divide again
     else:
         update = algorithm.postprocess(release, expected_batch_size)
     if sets_weights:  # the update is the new weights
@@ -170,13 +170,18 @@ def private_step(
         descend(training.parameters, training.optimizer, update)
 
 
+def _micro_batch_size(micro_batches: Iterable[Batch]) -> int | None:
+    """Return the size of the micro-batches; None for an iterable that is no `MicroBatches`."""
+    return micro_batches.size.examples if isinstance(micro_batches, MicroBatches) else None
+
+
 def _sum_local_shares(
     training: Training, mechanism: Mechanism, micro_batches: Iterable[Batch]
 ) -> dict[str, Tensor]:
     """Return the sum of the shares on this rank, from a CUDA graph if the step can use one.
 
-    It is in float64 on every rank if the sum over all ranks needs it, because only sums of the same
-    dtype can be added.
+    The sum is in float64 on every rank if the sum over all ranks needs float64, because the ranks
+    can add only sums of the same dtype.
 
     Raises:
         WeightsChangedError: the model or the loss changed a weight.
@@ -192,12 +197,12 @@ def _sum_local_shares(
             is_float64=needs_float64,
             ranks=training.ranks.size,
         )
-        if local_sum is None:
+        if local_sum is None:  # the step cannot use a CUDA graph
             device = next(iter(training.parameters.values())).device
             local_sum = sum_shares(training.algorithm, mechanism, micro_batches, device)
     except Exception:
-        # If a weight was changed, raise that error instead, because it matters more. A
-        # KeyboardInterrupt is no `Exception`, and stays a KeyboardInterrupt.
+        # If a weight was changed, raise a `WeightsChangedError` instead, because it matters more. A
+        # KeyboardInterrupt is no `Exception`, so nothing replaces it.
         require_unchanged(trainable(training.model), versions)
         raise
     require_unchanged(trainable(training.model), versions)
@@ -208,14 +213,14 @@ def _sum_local_shares(
 def _needs_float64(micro_batches: Iterable[Batch], ranks: Ranks) -> bool:
     """Return True if all ranks together may have too many examples for float32; see `Total`.
 
-    Every rank must call it. All get the same answer, from an upper bound of the number of examples.
+    All ranks must call this function, because they exchange their numbers of examples. All of them
+    get the same answer.
 
-    Return False for an iterator, which cannot be counted without using it up: `sum_shares` counts
-    its examples while it sums. Pass an iterator only if there is a single rank: its rank skips the
-    exchange of counts below, in which the other ranks would wait for it.
+    An iterator is for a single rank only. It cannot be counted without using it up, so its rank
+    would not take part in the exchange, and the other ranks would wait forever.
     """
     if isinstance(micro_batches, Iterator):
-        return False
+        return False  # `sum_shares` counts the examples while it sums them
     if isinstance(micro_batches, MicroBatches):
         num_examples = micro_batches.num_examples
     else:
@@ -242,9 +247,9 @@ def sum_shares(
 ) -> dict[str, Tensor]:
     """Return S, the sum of all shares over all micro-batches, by block.
 
-    It is a sum in float64 (see `Total`) if there are more than `MAX_FLOAT32_EXAMPLES` examples. If
-    memory runs out, it starts again from zero with smaller micro-batches, so no example counts
-    twice. The size of the micro-batches stays smaller.
+    S is in float64 (see `Total`) if there are more than `MAX_FLOAT32_EXAMPLES` examples. If memory
+    runs out, the sum starts again from zero with smaller micro-batches, so no example counts twice.
+    The later steps of the run keep the smaller size.
     """
     while True:
         total = Total(mechanism, device)
@@ -263,14 +268,15 @@ def sum_shares(
             if not micro_batches.shrink():
                 raise _out_of_memory(micro_batches) from None
         del total
-        free_memory()  # after `except`, because the error keeps the tensors of the failed pass
+        free_memory()  # not in `except`, where the error still holds the tensors of the failed pass
 
 
 def arguments_of_accumulate(micro_batches: Iterable[Batch]) -> Iterator[tuple[Any, ...]]:
     """Yield the arguments that follow `total` in `Algorithm.accumulate`, for each micro-batch.
 
-    They are `(batch,)` or, if several examples form a share, `(batch, share_sizes)`, where
-    `share_sizes` holds the number of examples in each share of the batch.
+    They are `(batch,)` if each row of the batch has a share of its own. Otherwise, they are
+    `(batch, share_sizes)`: a share then has several rows, which are the examples of one owner or
+    the augmented views of one example. `share_sizes` holds the number of rows of each share.
     """
     if isinstance(micro_batches, MicroBatches) and micro_batches.share_sizes is not None:
         cuts = micro_batches.cuts()
@@ -305,7 +311,7 @@ def descend(
 
     Args:
         parameters: all parameters by name. Those that do not require gradients stay unchanged.
-        optimizer: takes the step. Its gradients are None afterwards.
+        optimizer: takes the step. Afterwards, the gradients of all parameters are None.
         gradients: noisy gradients of the parameters that require them, by name.
     """
     for name, parameter in parameters.items():

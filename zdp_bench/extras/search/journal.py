@@ -67,7 +67,7 @@ class Journal:
         not_reached = [self.saved_trials[n] for n in numbers_not_reached if n in self.saved_trials]
         return [*self.trials, *not_reached]
 
-    def list_homes_except(self, number: int) -> set[Path]:
+    def list_folders_except(self, number: int) -> set[Path]:
         """Return the folders of the listed trials' runs, without the trial of this number."""
         return {
             records.folder(self.config.results, self.config.recipe, trial["run"])

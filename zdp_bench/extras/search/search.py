@@ -5,8 +5,8 @@ The total ε is composed over all runs of the recipe on this data set in the res
 renamed.
 
 Optuna's proposals are determined by the recipe's seed and the scores of earlier trials. The same
-command therefore proposes the same trials after a kill: finished runs are found, trials that failed
-stay so, the interrupted run is resumed, and then new ones start.
+command therefore proposes the same trials after a kill. Finished runs are not repeated, nor are
+failed ones. The interrupted run is resumed, and then new trials start.
 """
 
 from __future__ import annotations
@@ -56,12 +56,16 @@ FOLDER = "searches"  # in the results folder
 def search(options: SearchOptions, show: Shown = "progress") -> tuple[Document, Path]:
     """Run a search, or continue it.
 
-    Formal guarantees: every trial is a run with a ledger and counts in full, even if it failed or
-    was stopped. In the record, `privacy.epsilon_all` is the tight ε of all runs of the recipe on
-    this data set, in any adaptive order: that of an example or, with `privacy.unit=patient`, of an
-    owner (`privacy.epsilon_of` says which). If it is that of an example, and owners have several,
-    `privacy.epsilon_all_unit` is the ε of an owner. With `options.epsilon`, a trial that would
-    bring the total ε above it does not start, even if several searches run at once.
+    Formal guarantees:
+        - Every trial that begins is a run with a ledger. The run counts in full, even if it failed
+          or was stopped.
+        - In the record, `privacy.epsilon_all` is the tight ε of all runs of the recipe on this data
+          set, in any adaptive order. `privacy.epsilon_of` states what this ε protects: an example
+          or, with `privacy.unit=patient`, an owner.
+        - If `privacy.epsilon_all` protects an example, and an owner has several examples,
+          `privacy.epsilon_all_unit` is the tight ε that protects an owner.
+        - With `options.epsilon`, no trial starts that would bring the total ε above this limit,
+          even if several searches run at once.
 
     Args:
         options: the search, as `read_search` returns it.
@@ -101,7 +105,7 @@ def search(options: SearchOptions, show: Shown = "progress") -> tuple[Document, 
     try:
         _run_trials(journal, show, print_line)
     except BaseException:  # record the total ε, however the search ended
-        with suppress(UserError):  # which would hide why it ended
+        with suppress(UserError):  # an error of `write` would hide why the search ended
             if journal.list_trials():  # a search that was refused leaves no record
                 journal.write()
         raise
@@ -111,26 +115,27 @@ def search(options: SearchOptions, show: Shown = "progress") -> tuple[Document, 
 def _check_listed_values(options: SearchOptions, data: Splits) -> None:
     """Raise an error if a value of a searched key is invalid, before any trial spends ε.
 
-    Listed values and the ends of intervals are checked. Configurations, models and noise are
-    computed only for the errors that this raises.
+    The listed values and the ends of intervals are checked: for each of them, the configuration,
+    the model and the noise of a trial are built, and then discarded.
 
     Raises:
         UserError: such a value is invalid, no noise fits into the search's ε with it, or the trials
             have no common ε.
     """
-    seen_models, seen_mechanisms, adjacencies = set[str](), set[str](), set[str]()
+    checked_models, checked_mechanisms, adjacencies = set[str](), set[str](), set[str]()
     for overrides in options.list_overrides_to_check():
         config = configured(overrides)
         model_key = repr(
             (config.model, config.replace_batchnorm, config.complex_as, config.representation)
         )
-        if model_key not in seen_models:
-            seen_models.add(model_key)
+        if model_key not in checked_models:
+            checked_models.add(model_key)
             ModelSetup.of(config, _data_of(options, config, data), torch.device("cpu"))
         mechanism_key = repr((config.algorithm, config.trainer))
-        if options.epsilon is not None and mechanism_key not in seen_mechanisms:
-            seen_mechanisms.add(mechanism_key)
+        if options.epsilon is not None and mechanism_key not in checked_mechanisms:
+            checked_mechanisms.add(mechanism_key)
             trial_data = _data_of(options, config, data)
+            # the noise that `choose_noise` gives a first trial without earlier runs
             noise_overrides = calibrate_noise(
                 options, overrides, trial_data, earlier_runs=[], num_trials=options.trials
             )
@@ -146,24 +151,26 @@ def _check_listed_values(options: SearchOptions, data: Splits) -> None:
 
 def _data_of(options: SearchOptions, config: Run, data: Splits) -> Splits:
     """Return the data of a trial, whose representation may differ from that of `data`."""
-    varies_data = any(key.lstrip("+").startswith("representation") for key in options.searched)
-    return load_data(config) if varies_data else data
+    searches_representation = any(
+        key.lstrip("+").startswith("representation") for key in options.searched
+    )
+    return load_data(config) if searches_representation else data
 
 
 def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]) -> None:
     """Run the trials of a search, each with the noise that keeps the search within its ε.
 
-    A trial whose run failed is not repeated: with secure noise, it would spend its ε again. One
-    whose values do not fit together fails before it spends any, and is checked again whenever the
-    search continues.
+    A trial whose run failed is not repeated: with secure noise, it would spend its ε again. A trial
+    whose values do not fit together fails without a run and spends no ε, so it is checked again
+    whenever the search continues.
 
     Raises:
-        UserError: a trial cannot be run, or the search's ε does not allow a first one.
+        UserError: a trial cannot be run, or the search's ε does not allow a first trial.
     """
     options, config = journal.options, journal.config
     metric = journal.metric.name
     study = create_study(options, config, journal.metric)
-    # What all runs of the recipe had spent at the start. Without an ε, no trial depends on it.
+    # What all runs of the recipe had spent when this process began; unused without an ε.
     runs_at_start: list[Spending] = []
     if options.epsilon is not None:
         runs_at_start = read_spendings_of_recipe(config, journal.data)
@@ -172,8 +179,8 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
         proposal = study.ask(options.searched)
         overrides = options.overrides_of(proposal.params)
         saved_trial = journal.saved_trials.get(number, {})
-        # A trial without a run is new, or could not begin before and is tried again. One with other
-        # values, which another version of Optuna may propose, is a new trial with this number.
+        # A saved trial without a run could not begin, and is tried again. A saved trial with other
+        # values, which another version of Optuna proposed, is replaced by a new trial.
         has_run = bool(saved_trial.get("run")) and saved_trial["values"] == proposal.params
         misfit = None if has_run else _find_misfit(options, overrides, journal.data)
         failed_trial: Document | None = None
@@ -196,14 +203,15 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
             continue
         data = _data_of(options, configured(overrides), journal.data)
         try:
-            if has_run:  # it keeps its noise, even if other runs have spent more since
+            if has_run:  # the run keeps its noise, even if other runs have spent more since
                 noise_overrides = saved_trial["noise"]
             else:
-                # Without this number: a saved trial of this number had other values, or no run.
-                # This trial takes its place, so a run that it had counts as an earlier one.
-                trial_homes = journal.list_homes_except(number)
-                earlier_runs = [run for run in runs_at_start if run.home not in trial_homes]
-                noise_overrides = choose_noise(journal, overrides, data, earlier_runs, trial_homes)
+                # If this trial replaces a saved trial, the run of the saved one is an earlier run.
+                trial_folders = journal.list_folders_except(number)
+                earlier_runs = [run for run in runs_at_start if run.home not in trial_folders]
+                noise_overrides = choose_noise(
+                    journal, overrides, data, earlier_runs, trial_folders
+                )
                 if earlier_runs and not has_described_earlier_runs:
                     print_line(describe_earlier_runs(options, config, earlier_runs))
                     has_described_earlier_runs = True
@@ -225,10 +233,10 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
 
 
 def _find_misfit(options: SearchOptions, overrides: Sequence[str], data: Splits) -> str | None:
-    """Return why no run can begin with the values of a trial; None if one can.
+    """Return why no run can begin with the values of a trial; None if a run can begin.
 
-    Each value is valid beside the first values of the other keys (`_check_listed_values`), but all
-    of them may not fit together.
+    Each value is valid beside the first values of the other keys (`_check_listed_values`). But the
+    values of a trial may not fit together.
 
     Raises:
         UserError: memory ran out, which says nothing about the values.
@@ -265,7 +273,7 @@ def _begin_trial(journal: Journal, trial: Document, config: Run, data: Splits) -
         require_within(options, config, data, this_run, trial["trial"])
         list_trial()
 
-    # A search without an ε has no limit to keep, and a trial with a record has spent its ε already.
+    # A search without an ε has no limit to keep. A run with a record has spent its ε already.
     if options.epsilon is None or (home / "record.json").exists():
         list_trial()
         return
@@ -277,9 +285,9 @@ def _begin_trial(journal: Journal, trial: Document, config: Run, data: Splits) -
         setup.plan.steps,
         home,
         run=trial["run"],
-        begin=check_and_list,  # is called before anything is written, while no one else reserves
-        # The plan of an interrupted run stays: only the run knows which steps it must repeat, and
-        # writes a new plan when it resumes.
+        begin=check_and_list,  # called under the lock of `reserve`, before anything is reserved
+        # If the run was interrupted, what it reserved stays as it is (`spending.json`): only the
+        # run itself knows which steps it must repeat, and it reserves anew when it resumes.
         keep_plan=True,
     )
 
@@ -332,8 +340,8 @@ def find_metric(options: SearchOptions, config: Run, data: Splits) -> Metric:
 def _run_trial(overrides: list[str], number: int, metric: str, show: Shown) -> Document:
     """Run a trial, and return its outcome as `search.json` states it.
 
-    It is state, score, test metric, ε and, if there is one, warning. If the run diverged, or was
-    killed and has no ε left for a first step, it is state, score and reason.
+    The outcome is state, score, test metric, ε and, if there is one, warning. If the run diverged,
+    or was killed and has no ε left for a first step, the outcome is state, score and reason.
     """
     try:
         config = compose(overrides)  # unchecked, because `carry_out` checks it
