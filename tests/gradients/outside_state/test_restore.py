@@ -345,8 +345,8 @@ def test_a_module_with_the_name_of_a_standard_one_is_the_users(
 def test_attributes_of_types_in_c_are_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cython's functions have a read-only one, and belong to no installed package."""
     monkeypatch.setattr(objects, "is_library", lambda _: False)
-    assert not objects._slots_of(InAClass.remember)
-    assert objects._slots_of(WithSlots())
+    assert not content.slots_of(InAClass.remember)
+    assert content.slots_of(WithSlots())
 
 
 def test_functions_of_libraries_are_not_followed() -> None:

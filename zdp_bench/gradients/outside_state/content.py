@@ -58,6 +58,23 @@ class Slot:
             self.descriptor.__set__(self.value, content)
 
 
+def slots_of(value: Any, with_c: bool = False) -> list[Slot]:
+    """Return the slots of an object; with `with_c`, also what its types in C or Cython define."""
+    owner: Any = type(value)
+    return [Slot(value, descriptor) for descriptor in _slots_of_class(owner, with_c)]
+
+
+@lru_cache(maxsize=4096)
+def _slots_of_class(kind: type, with_c: bool) -> list[types.MemberDescriptorType]:
+    return [
+        descriptor
+        for owner in kind.__mro__
+        if with_c or "__slots__" in vars(owner)  # some of those in C are read-only
+        for descriptor in vars(owner).values()
+        if isinstance(descriptor, types.MemberDescriptorType)
+    ]
+
+
 def read_cell(cell: types.CellType) -> Any:
     """Return the value of a variable in a closure."""
     try:

@@ -19,18 +19,21 @@ def own_context() -> Iterator[Callable[[], None]]:
     Yields:
         A function that begins another copy. No context that is entered in the block may be current.
     """
-    current: list[ctypes.py_object[Context]] = []
-
-    def enter() -> None:
-        current.append(ctypes.py_object(copy_context()))
-        _enter(current[-1])
+    context = _enter_copy()
 
     def renew() -> None:
-        _leave(current.pop())
-        enter()
+        nonlocal context
+        _leave(context)
+        context = _enter_copy()
 
-    enter()
     try:
         yield renew
     finally:
-        _leave(current.pop())
+        _leave(context)
+
+
+def _enter_copy() -> ctypes.py_object[Context]:
+    """Make a copy of the thread's context the current one, and return it."""
+    copied = ctypes.py_object(copy_context())
+    _enter(copied)
+    return copied

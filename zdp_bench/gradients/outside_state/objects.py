@@ -32,6 +32,7 @@ from zdp_bench.gradients.outside_state.content import (
     class_and_attributes_of,
     content_of,
     is_library,
+    slots_of,
 )
 from zdp_bench.gradients.outside_state.numbers import content_of_table, is_table
 
@@ -55,14 +56,14 @@ def _(value: Any) -> Content:
     if is_table(value):
         return content_of_table(value)
     if not is_library(owner.__module__):
-        parts.extend([owner, *_slots_of(value)])
+        parts.extend([owner, *slots_of(value)])
     elif isinstance(value, torch.jit.ScriptModule):  # its tensors are no Python attributes
         parts.extend([*value.parameters(), *value.buffers()])
     elif isinstance(value, nn.Module):
         pass
     elif owner.__module__.startswith(MODULES_OF_HOLDERS):
         # Such as the function and arguments of a partial.
-        parts.extend([*_referents_of(value), *_slots_of(value)])
+        parts.extend([*_referents_of(value), *slots_of(value)])
     else:
         return Content(())
     return Content([*parts, *attributes_of(value)])
@@ -76,7 +77,7 @@ def _referents_of(value: Any) -> list[Any]:
     """
     if type(value).__module__ == "itertools":  # the containers are the user's
         return gc.get_referents(value)
-    public = {id(slot.read()) for slot in _slots_of(value, with_c=True)}
+    public = {id(slot.read()) for slot in slots_of(value, with_c=True)}
     if isinstance(value, types.BuiltinMethodType):
         public.add(id(value.__self__))
     parts: list[Any] = []
@@ -88,17 +89,6 @@ def _referents_of(value: Any) -> list[Any]:
         else:
             parts.extend(part)
     return parts
-
-
-def _slots_of(value: Any, with_c: bool = False) -> list[Slot]:
-    """Return the slots of an object; with `with_c`, also what its types in C or Cython define."""
-    slots = []
-    for owner in type(value).__mro__:
-        if with_c or "__slots__" in vars(owner):  # some of those in C are read-only
-            for descriptor in vars(owner).values():
-                if isinstance(descriptor, types.MemberDescriptorType):
-                    slots.append(Slot(value, descriptor))
-    return slots
 
 
 @content_of.register
@@ -166,7 +156,7 @@ def _(proxy: Any) -> Content:
 @content_of.register
 def _(local: threading.local) -> Content:
     """Return what is this thread's own. Other threads use theirs meanwhile."""
-    return Content([type(local), *_slots_of(local), *attributes_of(local)])
+    return Content([type(local), *slots_of(local), *attributes_of(local)])
 
 
 @content_of.register
@@ -214,7 +204,7 @@ def _(iterator: Iterator) -> Content:
 
     One that does not tell its position is refused at once.
     """
-    if not _is_pythons(iterator):
+    if not _is_builtin_iterator(iterator):
         return content_of.dispatch(object)(iterator)
     parts = _parts_of_iterator(iterator)
     position = _position_of(iterator)
@@ -244,7 +234,7 @@ def _refuse_without_position(iterator: Any) -> Content:
     )
 
 
-def _is_pythons(iterator: Iterator[Any]) -> bool:
+def _is_builtin_iterator(iterator: Iterator[Any]) -> bool:
     """Return True for an iterator of Python's or NumPy's in C that reads no file or database."""
     package = type(iterator).__module__.partition(".")[0]
     is_in_c = isinstance(type(iterator).__next__, types.WrapperDescriptorType)

@@ -14,13 +14,13 @@ from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from types import MemberDescriptorType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from zdp_bench.gradients.outside_state.content import is_library
+from zdp_bench.gradients.outside_state.content import is_library, slots_of
 from zdp_bench.gradients.parts import leaves_by_path, leaves_of
 from zdp_bench.gradients.program.ours import HOOKS, foreign_hooks
 
@@ -138,13 +138,10 @@ def _entries_of(value: Any) -> Sequence[Any] | None:
 
 
 def _attributes_of(value: Any) -> list[Any]:
-    """Return the names and values of an object's attributes, also of those in slots."""
-    attributes = dict(getattr(value, "__dict__", {}))
-    for owner in type(value).__mro__:
-        for name, member in vars(owner).items():
-            if isinstance(member, MemberDescriptorType):  # a slot
-                attributes[name] = getattr(value, name, None)
-    return [*attributes, *attributes.values()]
+    """Return the names and values of an object's attributes, and the values of its slots."""
+    attributes = getattr(value, "__dict__", {})
+    slots = slots_of(value, with_c=True)
+    return [*attributes, *attributes.values(), *[slot.read() for slot in slots]]
 
 
 def _is_users(value: Any) -> bool:

@@ -342,7 +342,7 @@ def _refuse_stored_terms(model: nn.Module, loss: PerExample, batch: Batch) -> No
             return None
 
     with preserve_outside_state(model, loss.loss, weights=model.parameters()) as restore:
-        output = _run_as_its_copy(model, inputs)
+        output = _run_beside_copy(model, inputs)
         loss_value = compute_loss(output)
         restore()
         restored_loss = compute_loss(output)
@@ -357,7 +357,7 @@ def _refuse_stored_terms(model: nn.Module, loss: PerExample, batch: Batch) -> No
         )
 
 
-def _run_as_its_copy(model: nn.Module, inputs: Tensor) -> Tensor:
+def _run_beside_copy(model: nn.Module, inputs: Tensor) -> Tensor:
     """Return a model's output; reject a model whose copies, which private steps run, differ."""
     outputs = []
     for module in (copy_apart(model), model):
