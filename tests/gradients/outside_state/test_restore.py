@@ -363,6 +363,32 @@ def test_a_cache_is_emptied_each_time_but_is_no_change() -> None:
             assert square.cache_info().currsize == 0
 
 
+@pytest.mark.parametrize("maxsize", [1, 128, None])
+def test_a_cache_that_was_filled_anew_is_emptied(maxsize: int | None) -> None:
+    """It has as many misses as before, so its new entry stayed."""
+    values = [1.0]
+    largest = functools.lru_cache(maxsize)(lambda: max(values))
+    largest()
+    with preserve_outside_state(largest) as restore:
+        for value in (7.0, 9.0):
+            values.append(value)
+            largest.cache_clear()
+            largest()
+            restore()
+            assert largest() == 1.0
+
+
+@pytest.mark.parametrize("maxsize", [2, None])
+def test_a_cache_with_the_same_entries_keeps_them(maxsize: int | None) -> None:
+    square = functools.lru_cache(maxsize)(lambda value: value**2)
+    for value in (2000.0, 3000.0):
+        square(value)
+    with preserve_outside_state(square) as restore:
+        square(2000.0)  # a limited cache orders its entries by their last use
+        restore()
+        assert square.cache_info().currsize == 2
+
+
 @pytest.mark.parametrize(
     ("is_initialized", "is_capturing"), [(False, False), (True, False), (True, True)]
 )

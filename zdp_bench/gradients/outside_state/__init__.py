@@ -8,7 +8,7 @@ back after each example. This is found from the model and the loss:
 - code: functions, methods and classes, the variables of their closures, their default values and
   attributes, and the global variables and modules that they name;
 - objects: containers, attributes of objects, tensors, arrays and tables. A `functools.lru_cache`
-  with new entries is emptied. Writing to tensors and arrays that are large, numerous or of an
+  with other entries is emptied. Writing to tensors and arrays that are large, numerous or of an
   unusual kind is refused.
 
 Functions and classes of the standard library and of installed packages are not followed. Advancing

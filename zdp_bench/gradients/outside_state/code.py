@@ -101,16 +101,21 @@ def _(cell: types.CellType) -> Content:
 
 @content_of.register(type(lru_cache(len)))
 def _(function: Any) -> Content:
-    misses = function.cache_info().misses
+    parts = [*_parts_of_cache(function), function.__dict__]
+    entries = _ids_of_entries(function)
 
     def clear() -> bool:
-        nonlocal misses
-        if function.cache_info().misses != misses:
+        nonlocal entries
+        if _ids_of_entries(function) != entries:  # misses may be as many as before, after a clear
             function.cache_clear()
-            misses = function.cache_info().misses
+            entries = _ids_of_entries(function)
         return False  # a smaller cache affects no result
 
-    return Content([*_parts_of_cache(function), function.__dict__], clear)
+    return Content(parts, clear)
+
+
+def _ids_of_entries(function: Any) -> set[int]:
+    return {id(part) for part in _parts_of_cache(function) if part is not function.__dict__}
 
 
 def _parts_of_cache(function: Any) -> list[Any]:
