@@ -732,13 +732,20 @@ def test_weights_changed_between_steps_are_said_once(
         before = "step"
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients_no_step_is_counted(make: Make, mode: Any) -> None:
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [
+        (torch.no_grad, "no_grad"),
+        (torch.inference_mode, "no_grad"),
+        (lambda: torch.autocast("cpu", torch.bfloat16), "autocast"),
+    ],
+)
+def test_without_exact_gradients_no_step_is_counted(make: Make, mode: Any, name: str) -> None:
     model = network()
     private = make(model)
     batch = next(private.batches())
     for act in (lambda: private.step(batch), lambda: make(model)):
-        with mode(), pytest.raises(UserError, match=r"call it outside torch\.no_grad\(\)"):
+        with mode(), pytest.raises(UserError, match=rf"call it outside torch\.{name}\(\)"):
             act()
     assert private.ledger.releases == 0
 

@@ -154,8 +154,9 @@ def make_private(
         Busy: Another training, in this process or another, uses the ledger.
     """
     require_kinds(locals() | options)
-    require_gradients("make_private")
     require_trainable(model)
+    device = next(model.parameters()).device
+    require_gradients("make_private", device)
     require_ledger_name(ledger)
     require_randomness(seed, secure)
     require_sampling(batch_size, sample_rate, expected_batch)
@@ -185,7 +186,6 @@ def make_private(
     check_precision(precision, model, private_algorithm)
     mechanism = private_algorithm.mechanism()
 
-    device = next(model.parameters()).device
     ranks = join(device.type)
     training_digest = digest_of_training(mechanism, plan.sampling, units.stated)
     if ledger is None:

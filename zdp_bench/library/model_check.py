@@ -72,12 +72,20 @@ def check_model(
     return checked.fixed_state
 
 
-def require_gradients(caller: str) -> None:
-    """Reject a call of the function `caller` while torch records no gradients."""
+def require_gradients(caller: str, device: torch.device) -> None:
+    """Reject a call of the function `caller` while torch records no, or rounded, gradients."""
     if not torch.is_grad_enabled():
         raise UserError(
             f"{caller} computes gradients: call it outside torch.no_grad() and "
             "torch.inference_mode()."
+        )
+    kind = device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        # In a context around several steps, it would also keep copies of earlier weights.
+        raise UserError(
+            f"{caller} computes gradients that are clipped: call it outside torch.autocast(). For "
+            'a forward pass in bfloat16, give make_private precision="bf16", which keeps sums in '
+            "float32."
         )
 
 

@@ -290,9 +290,10 @@ class Private:
                 "target_epsilon is used up, because steps that failed count too: the training ends "
                 "here."
             )
-        require_gradients("private.step")
         parameters = self._check_weights()
         self._check_trained(parameters)
+        device = next(iter(parameters.values())).device
+        require_gradients("private.step", device)
         if self._num_steps_here % WATCHED == 0:
             self._require_sound()
         steps_per_epoch = max(1, self.steps // self.plan.epochs)
@@ -307,7 +308,6 @@ class Private:
         ranks.require_same({"step": (batch.number, self.ledger.releases)})
         key = ranks.broadcast(keys.step_key(model, self.ledger))
         training = replace(self._training, noise=keys.noise(key))
-        device = next(iter(parameters.values())).device
         regularised = adds_gradient(model, self.optimizer, self.terms.regulariser, ranks)
         # Dropout and random augmentation draw numbers for every example, so the generators' states
         # after the step would reveal how many examples there were.
