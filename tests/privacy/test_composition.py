@@ -299,6 +299,9 @@ def test_runs_compose_per_unit_only_if_a_unit_of_one_is_no_two_units_of_another(
                 list_spent_steps(ordered, True)
     if not by_owner:  # an example is the same in all
         assert list_spent_steps(runs, False) == [run.spent for run in runs]
+    else:
+        with pytest.raises(ValueError, match=r"different units \(example, patient\)"):
+            list_spent_steps(runs, False)
 
 
 def test_many_kinds_of_steps_stay_an_upper_bound_near_the_sum_of_their_variances() -> None:

@@ -129,16 +129,16 @@ class Spending:
 
 
 def list_spent_steps(runs: Sequence[Spending], for_owner: bool) -> list[SpentSteps]:
-    """Return what each run spent on what it protects or, with `for_owner`, on one unit.
-
-    A run protects an example or, with `Spending.by_owner`, a unit.
+    """Return what each run spent on one example or, with `for_owner`, on one unit.
 
     Raises:
-        ValueError: The runs protect different units, or some protect a unit and others an example,
-            or units of the same name that are not the same: a unit of one run may then be several
-            of another.
+        ValueError: The runs protect different units, or some protect a unit (`Spending.by_owner`),
+            whose ε does not bound that of an example, or units of the same name are not the same: a
+            unit of one run may then be several of another.
     """
     hidden = {run.unit if for_owner or run.by_owner else "example" for run in runs}
+    if not for_owner:
+        hidden.add("example")
     if len(hidden) > 1:
         raise ValueError(f"runs that protect different units ({', '.join(sorted(hidden))})")
     if hidden != {"example"} and not _have_same_owners(runs):

@@ -40,7 +40,7 @@ class Line:
         noise: kind of noise of the runs; `ALL` for runs of all kinds.
         runs: number of runs.
         unfinished: number of runs that have not finished.
-        epsilon: ε of one example; None if it is not known.
+        epsilon: ε of what the runs protect, an example or a unit; None if it is not known.
         epsilon_unit: ε of one unit; None if it is not known, or if each unit has one example.
         unit: kind of owner of several examples; None if no owner has several.
         records_per_unit: largest number of examples of one unit.
@@ -64,6 +64,8 @@ class Line:
         """Return the line of some runs, whose noise is of one kind."""
         records_per_unit = max(run.shares_per_owner for run in runs)
         has_units = records_per_unit > 1 or any(run.by_owner for run in runs)
+        # A unit's ε stands for the total if all runs protect units.
+        protects_units = all(run.by_owner for run in runs)
         return Line(
             dataset=_list(run.shown for run in runs),
             provenance=_list(run.provenance for run in runs),
@@ -71,7 +73,7 @@ class Line:
             noise=noise,
             runs=len(runs),
             unfinished=sum(not run.finished for run in runs),
-            epsilon=joint_epsilon(runs, for_owner=False, delta=delta),
+            epsilon=joint_epsilon(runs, for_owner=protects_units, delta=delta),
             epsilon_unit=joint_epsilon(runs, for_owner=True, delta=delta) if has_units else None,
             unit=_list(run.unit for run in runs) if has_units else None,
             records_per_unit=records_per_unit,
@@ -80,7 +82,7 @@ class Line:
 
     @property
     def is_known(self) -> bool:
-        """True if the ε of an example is known and, if the line has units, also that of a unit."""
+        """True if the total ε is known and, if the line has units, also that of a unit."""
         if self.epsilon is None:
             return False
         return self.unit is None or self.epsilon_unit is not None
@@ -223,7 +225,7 @@ def _list(words: Iterable[str]) -> str:
 
 
 def joint_epsilon(runs: Sequence[Spending], for_owner: bool, delta: float) -> float | None:
-    """Return the joint ε of what the runs protect or, with `for_owner`, of one unit.
+    """Return the joint ε of one example or, with `for_owner`, of one unit.
 
     None if it is not known.
     """

@@ -117,10 +117,11 @@ def make_record(journal: Journal) -> Document:
     best = _find_best(trials, journal.metric)
     runs = read_spendings_of_recipe(config, data)
     delta = config.privacy.delta
-    # of what the runs protect: an example or, with `privacy.unit=patient`, an owner
-    epsilon = joint_epsilon(runs, for_owner=False, delta=delta)
+    # of what the search protects: an example or, with `privacy.unit=patient`, an owner
+    epsilon = joint_epsilon(runs, for_owner=config.privacy.by_owner, delta=delta)
     epsilon_of_owner = None
-    if any(run.shares_per_owner > 1 for run in runs):
+    has_units = any(run.by_owner or run.shares_per_owner > 1 for run in runs)
+    if has_units and not config.privacy.by_owner:
         epsilon_of_owner = joint_epsilon(runs, for_owner=True, delta=delta)
     return {
         "recipe": config.recipe,
