@@ -126,7 +126,9 @@ def test_the_share_kept_of_an_error_is_of_what_it_fell_below_the_floor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register_task(monkeypatch)
-    save(tmp_path, run_of_error("open", 1, 0.1), run_of_error("private", 1, 0.2))
+    open_run = run_of_error("open", 1, 0.1)
+    open_run["privacy"]["epsilon_tight"] = math.inf
+    save(tmp_path, open_run, run_of_error("private", 1, 0.2))
     fillings = [filling("open", "Chest films", target=math.inf), filling("private", "Chest films")]
     lines = grids.build("cost", tmp_path, fillings).numbers
     assert [line["retained_gain"] for line in lines] == [0.75, 1.0]
@@ -191,6 +193,21 @@ def test_a_fold_whose_epsilon_exceeds_the_target_leaves_its_seed_out(tmp_path: P
     assert [line["seeds"] for line in sheet.numbers] == ["1"]
     (note,) = [note for note in sheet.notes if note.startswith("Left out")]
     assert note.endswith("the tight ε exceeds the target: ECG, ε = 3: seed 2.")
+
+
+def test_a_private_run_without_a_target_is_not_non_private(tmp_path: Path) -> None:
+    """It stood in the column of training without privacy."""
+    open_run = run("open", 0.9) | {"seed": 2, "run": "open2".ljust(64)}
+    open_run["privacy"]["epsilon_tight"] = math.inf
+    save(tmp_path, run("open", 0.8), open_run)
+    sheet = grids.build("cost", tmp_path, [filling("open", target=math.inf)])
+    (line,) = sheet.numbers
+    assert (line["seeds"], line["values"]) == ("2", "0.9")
+    (note,) = [note for note in sheet.notes if note.startswith("Left out")]
+    assert note == "Left out, because they are private without a target ε: Fashion-MNIST: seed 1."
+    save(tmp_path / "other", run("open", 0.8))
+    with pytest.raises(UserError, match="private without a target ε: Fashion-MNIST: seed 1"):
+        grids.build("cost", tmp_path / "other", [filling("open", target=math.inf)])
 
 
 def test_of_two_runs_of_a_seed_the_last_counts(

@@ -41,6 +41,11 @@ from zdp_bench.report.sheet import Sheet
 from zdp_bench.report.tables import origin
 from zdp_bench.tasks.metric import Metric, describe
 
+# Why a table leaves out a seed
+EXCEEDS = "the tight ε exceeds the target"
+NO_TARGET = "they are private without a target ε"
+UNFINISHED = "not all folds have finished"
+
 LineKey = tuple[str, str | None]  # row and variant
 RunsByTarget = dict[float, list[Record]]  # target ε -> the runs of all seeds and folds
 
@@ -52,7 +57,8 @@ class GridLine:
     Attributes:
         baseline: Score of the trivial baseline; None if the table does not show the retained gain.
         runs: The runs, one for each seed and fold, by target ε (∞: without privacy). The runs of
-            a seed are left out if one of its folds has not finished within the target ε.
+            a seed are left out if one of its folds has not finished within the target ε, or if it
+            is private without a target ε.
     """
 
     row: str
@@ -247,13 +253,18 @@ def _keep_complete_seeds(runs: Sequence[Record], target: float, num_folds: int) 
     exceeds its target ε if it was stopped and took steps again with new noise, because such steps
     count twice.
     """
-    runs_within = [run for run in runs if not _exceeds(run, target)]
-    num_runs = Counter(run.seed for run in runs_within)
-    return [run for run in runs_within if num_runs[run.seed] >= num_folds]
+    fitting = [run for run in runs if not _misfit(run, target)]
+    num_runs = Counter(run.seed for run in fitting)
+    return [run for run in fitting if num_runs[run.seed] >= num_folds]
 
 
-def _exceeds(run: Record, target: float) -> bool:
-    return run.privacy.epsilon_tight > target
+def _misfit(run: Record, target: float) -> str:
+    """Return why a run is none at a target ε (∞: without privacy); empty if it is one."""
+    if run.privacy.epsilon_tight > target:
+        return EXCEEDS
+    if math.isinf(target) and run.privacy.epsilon_tight < math.inf:
+        return NO_TARGET
+    return ""
 
 
 def _largest_privacy(runs: Sequence[Record]) -> Privacy:
@@ -476,27 +487,28 @@ def _note_epsilon_of_one_example(lines: Sequence[GridLine]) -> list[str]:
 def _note_seeds_left_out(
     lines: Sequence[GridLine], runs_by_line: Mapping[LineKey, RunsByTarget]
 ) -> list[str]:
-    """State which seeds the table leaves out: they exceed the target ε, or lack a fold."""
+    """State which seeds the table leaves out: their ε is not the target, or they lack a fold."""
     kept_runs = {(line.row, line.variant): line.runs for line in lines}
-    exceeding: list[str] = []
-    unfinished: list[str] = []
+    left_out: dict[str, list[str]] = {EXCEEDS: [], NO_TARGET: [], UNFINISHED: []}
     for (row, variant), all_runs in runs_by_line.items():
         name = row if variant is None else f"{row}, {variant}"
         for target in sorted(all_runs, reverse=True):
             kept = kept_runs.get((row, variant), {}).get(target, [])
-            left_out = {run.seed for run in all_runs[target]} - {run.seed for run in kept}
-            exceeding_seeds = {run.seed for run in all_runs[target] if _exceeds(run, target)}
-            where = f"{name}, {_heading(target)}"
-            if left_out & exceeding_seeds:
-                exceeding.append(f"{where}: {_name_seeds(left_out & exceeding_seeds)}")
-            if left_out - exceeding_seeds:
-                unfinished.append(f"{where}: {_name_seeds(left_out - exceeding_seeds)}")
-    notes = []
-    if exceeding:
-        notes.append(f"Left out, because the tight ε exceeds the target: {'; '.join(exceeding)}.")
-    if unfinished:
-        notes.append(f"Left out, because not all folds have finished: {'; '.join(unfinished)}.")
-    return notes
+            kept_seeds = {run.seed for run in kept}
+            reasons: dict[int, str] = {}  # of each seed that is left out
+            for run in all_runs[target]:
+                if run.seed not in kept_seeds:
+                    reasons[run.seed] = _misfit(run, target) or reasons.get(run.seed, UNFINISHED)
+            for reason, places in left_out.items():
+                seeds = [seed for seed in reasons if reasons[seed] == reason]
+                where = name if reason == NO_TARGET else f"{name}, {_heading(target)}"
+                if seeds:
+                    places.append(f"{where}: {_name_seeds(seeds)}")
+    return [
+        f"Left out, because {reason}: {'; '.join(places)}."
+        for reason, places in left_out.items()
+        if places
+    ]
 
 
 def _name_seeds(seeds: Collection[int]) -> str:
