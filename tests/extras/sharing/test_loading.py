@@ -93,6 +93,10 @@ def test_a_loop_s_weights_come_back_into_its_network(of_loop: Path, tmp_path: Pa
         zdp_bench.load(of_loop, model=network())
     with pytest.raises(UserError, match=r"^model: a value of type str was given, but"):
         zdp_bench.load(of_loop, model="network")  # type: ignore[arg-type]
+    with pytest.raises(
+        UserError, match=r"^weights: with a model of your own, .* leave weights out"
+    ):
+        zdp_bench.load(of_loop, model=network(), weights=tmp_path / "public.pth")
     with pytest.raises(UserError, match=r"no record\.json"):
         zdp_bench.load(tmp_path / "modle")
 

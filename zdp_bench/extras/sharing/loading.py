@@ -51,12 +51,13 @@ def load(
         model: your own network, which receives the weights and stays on its device. Default: a
             run's model is built from its record, on the CPU.
         weights: your copy of the file with the public network's weights, needed if the run's
-            `representation.weights` was a file. Paths in a record are never opened.
+            `representation.weights` was a file. Paths in a record are never opened. Your own
+            `model` takes none, because it is returned without the representation.
 
     Raises:
         UserError: the folder is not an exported model; its weights do not fit the model; `model` is
-            missing for the export of your own loop; or `weights` are missing or differ from the
-            run's.
+            missing for the export of your own loop; or `weights` are missing, not needed or differ
+            from the run's.
     """
     folder = Path(folder)
     source = files.read(folder)
@@ -70,6 +71,11 @@ def load(
         sketch = sketch_of(folder, source)
         model = build_model(sketch.config, info_of(source))
         representation = find_representation(folder, sketch.config, source, weights)
+    elif weights is not None:
+        raise UserError(
+            "weights: with a model of your own, no representation is computed, so these have no "
+            "effect: leave weights out, or leave model out to build the run's own."
+        )
     if not isinstance(model, nn.Module):
         instead = "create the network whose weights the folder has"
         raise wrong_type("model", model, "a torch.nn module", instead)
