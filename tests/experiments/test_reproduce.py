@@ -148,6 +148,15 @@ def test_a_run_that_fails_is_told_and_the_rest_is_made(
         ([], "needs a table"),
         (["zeta_dp_2021/1", "--profile", "smoke"], "not both"),
         (["zeta_dp_2021/1", "--launcher", "jobs"], "launcher"),
+        (["zeta_dp_2021/1", "--plan", "--launcher", "jobs"], "launcher"),
+        (
+            ["zeta_dp_2021/1", "--plan", "--launcher", "joblib", "hydra.launcher.jobs=1"],
+            "key 'hydra.launcher.jobs' is not a key of this launcher",
+        ),
+        (
+            ["zeta_dp_2021/1", "--plan", "hydra.launcher.n_jobs=1"],
+            "key 'hydra.launcher.n_jobs' is not a key of this launcher",
+        ),
     ],
 )
 def test_mistakes(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
@@ -167,6 +176,8 @@ def test_a_launcher_carries_the_runs_out(
     (assets.RECIPES / "digits.yaml").write_text(f"# digits\n{body}")
     words = ["zeta_dp_2021/1", f"paths.results={small}", "--seeds", "2", "threads=1"]
     words += ["--launcher", "joblib", "hydra.launcher.n_jobs=1"]
+    planned = run(capsys, "reproduce", *words, "--plan")[1]
+    assert "submitted with launcher=joblib hydra.launcher.n_jobs=1." in planned
     code, _, err = run(capsys, "reproduce", *words)
     assert (code, err) == (0, "")
     assert len(list(small.glob("runs/digits/*/record.json"))) == 2

@@ -83,8 +83,12 @@ class Plan:
         """The overrides of each run."""
         return [[*row.words, f"seed={seed}"] for row in self.rows for seed in row.seeds]
 
-    def sheet(self) -> Sheet:
-        """Return the plan as a table."""
+    def sheet(self, launcher: str = "local", settings: Sequence[str] = ()) -> Sheet:
+        """Return the plan as a table; a note states a launcher other than "local".
+
+        Args:
+            launcher, settings: see `carry_out`.
+        """
         left_out = []
         for reason, count in self.left_out.most_common():
             left_out.append(f"{count} rows left out: {reason}")
@@ -95,6 +99,9 @@ class Plan:
         seconds = [row.seconds for row in self.rows if row.seconds is not None]
         if seconds:
             notes.append(f"In sequence, the timed runs take {duration(sum(seconds))}.")
+        if launcher != "local":
+            words = " ".join([f"launcher={launcher}", *settings])
+            notes.append(f"Without --plan, they are submitted with {words}.")
         columns = ["table", "row", "run", "seeds", "time"]
         cells = [_cells(row) for row in self.rows]
         return Sheet("Runs to do, shortest first", columns, cells, [*notes, *left_out])

@@ -19,8 +19,9 @@ from omegaconf import DictConfig
 
 from zdp_bench import records
 from zdp_bench.config import compose, parse
-from zdp_bench.config.words import parse_words, read_words
-from zdp_bench.errors import Busy, UserError
+from zdp_bench.config.compose import group_options, hydra_session
+from zdp_bench.config.words import parse_words, read_words, readable_errors
+from zdp_bench.errors import Busy, UserError, unknown
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.registry import find_module
 from zdp_bench.report.budget import describe_together
@@ -176,6 +177,22 @@ def _require_slurm(words: Sequence[str]) -> None:
         )
 
 
+def require_launcher(launcher: str, settings: list[str]) -> None:
+    """Reject a launcher that `launch` could not start.
+
+    Args:
+        launcher: name of the launcher.
+        settings: overrides of the launcher.
+
+    Raises:
+        UserError: the launcher is unknown or not available here, or a setting is not one of its.
+    """
+    if launcher not in group_options("launcher"):
+        raise unknown("launcher", launcher, group_options("launcher"))
+    with readable_errors(settings), hydra_session() as driver:
+        _make_launcher(driver, launcher, settings, SweepJob())
+
+
 def launch(
     driver: Any, jobs: list[list[str]], launcher: str, settings: list[str], show: Shown = "all"
 ) -> list[tuple[list[str], str]]:
@@ -191,6 +208,17 @@ def launch(
     Returns:
         (overrides, reason) of each job that failed.
     """
+    words = [[f"launcher={launcher}", *job] for job in jobs]
+    with _stop_request() as request:
+        task = SweepJob(sweep=True, wait=False, show=show, stop_request=request)
+        hydra_launcher = _make_launcher(driver, launcher, settings, task)
+        returned_jobs = hydra_launcher.launch(words, initial_job_idx=0)
+    ended_jobs = _finish(driver, returned_jobs, show)
+    return [(job.words, job.result) for job in ended_jobs if isinstance(job.result, str)]
+
+
+def _make_launcher(driver: Any, launcher: str, settings: list[str], task: SweepJob) -> Any:
+    """Return one of Hydra's launchers, set up to carry out a task."""
     from hydra._internal.callbacks import Callbacks
     from hydra.core.plugins import Plugins
     from hydra.core.utils import setup_globals
@@ -202,16 +230,11 @@ def launch(
     config = driver.compose_config(
         "config", [f"launcher={launcher}", *settings], run_mode=RunMode.MULTIRUN
     )
-    words = [[f"launcher={launcher}", *job] for job in jobs]
-    with _stop_request() as request:
-        hydra_launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=HydraContext(config_loader=driver.config_loader, callbacks=Callbacks()),
-            task_function=SweepJob(sweep=True, wait=False, show=show, stop_request=request),
-            config=config,
-        )
-        returned_jobs = hydra_launcher.launch(words, initial_job_idx=0)
-    ended_jobs = _finish(driver, returned_jobs, show)
-    return [(job.words, job.result) for job in ended_jobs if isinstance(job.result, str)]
+    return Plugins.instance().instantiate_launcher(
+        hydra_context=HydraContext(config_loader=driver.config_loader, callbacks=Callbacks()),
+        task_function=task,
+        config=config,
+    )
 
 
 @contextmanager

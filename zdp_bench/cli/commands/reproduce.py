@@ -11,7 +11,7 @@ import argparse
 import sys
 
 from zdp_bench.cli.arguments import RESULTS, add_overrides, print_sheet
-from zdp_bench.errors import UserError, unknown
+from zdp_bench.errors import UserError
 
 GROUP = "reproduce"
 HELP = "run what is missing from a table, or all, and write it"
@@ -44,10 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.cli.commands.table import write_sheet, write_tables
     from zdp_bench.config import configured
-    from zdp_bench.config.compose import group_options
     from zdp_bench.config.words import split_word
     from zdp_bench.experiments import reproduce
     from zdp_bench.experiments.claims import build_table, require_unchanged
+    from zdp_bench.experiments.sweep import require_launcher
     from zdp_bench.report import papers
     from zdp_bench.training.interrupts import require_writable
 
@@ -65,8 +65,7 @@ def run(options: argparse.Namespace) -> int:
             "zdp-bench reproduce needs a table, PAPER/N, or --profile smoke|here|paper, "
             "and not both."
         )
-    if options.launcher not in group_options("launcher"):
-        raise unknown("launcher", options.launcher, group_options("launcher"))
+    require_launcher(options.launcher, settings)
     require_unchanged(overrides)
 
     is_smoke = options.profile == "smoke"
@@ -76,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     as_published = options.only is not None
     plan = reproduce.make_plan(tables, profile, options.seeds, folder, overrides, as_published)
     if options.plan:
-        print_sheet(plan.sheet(), "rich")
+        print_sheet(plan.sheet(options.launcher, settings), "rich")
         return 0
     failed = reproduce.carry_out(plan, options.launcher, settings)
     if options.table:
