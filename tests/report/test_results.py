@@ -139,6 +139,44 @@ def test_several_runs_of_one_seed_are_stated(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error")
+def fold(number: int, seed: int, dataset: str = "roahd", lr: float = 0.1) -> records.Document:
+    config = {"dataset": {"name": dataset, "fold": number}, "optimizer": {"lr": lr}}
+    experiment = f"{number}{lr}".ljust(64, "e")
+    run = record("ecg", seed, config=config, experiment=experiment, run=f"{seed}{experiment}"[:64])
+    run["data"]["name"] = dataset
+    return run
+
+
+def test_a_mean_over_folds_says_which_seeds_lack_some(tmp_path: Path) -> None:
+    """It showed the mean of an interrupted sweep, which may be without its hardest fold."""
+    save(tmp_path, *(fold(number, seed) for number in range(9) for seed in (1, 2)))
+    missing_in_both = (
+        "Means lack folds, perhaps the hardest: ecg, seed 1: 9 of 10; ecg, seed 2: 9 of 10."
+    )
+    assert sheet(tmp_path, by="recipe").notes == [missing_in_both]
+    assert sheet(tmp_path, by="seed").notes == [missing_in_both]
+    assert sheet(tmp_path, by="dataset.fold").notes == []  # no mean over folds
+    assert sheet(tmp_path).notes == []
+    save(tmp_path, fold(9, 2))
+    assert sheet(tmp_path, by="recipe").notes == [
+        missing_in_both.replace("; ecg, seed 2: 9 of 10", "")
+    ]
+    save(tmp_path, fold(9, 1))
+    save(tmp_path, fold(0, 1, lr=0.5))  # one fold of other settings is no cross-validation
+    assert sheet(tmp_path, by="recipe").notes == []
+
+
+@pytest.mark.parametrize("dataset", ["not_installed", "mnist"])
+def test_a_seed_lacks_a_fold_that_another_has_if_their_number_is_unknown(
+    tmp_path: Path, dataset: str
+) -> None:
+    save(tmp_path, *(fold(number, seed, dataset) for number in range(3) for seed in (1, 2)))
+    assert sheet(tmp_path, by="recipe").notes == []
+    save(tmp_path, fold(3, 2, dataset))
+    (note,) = sheet(tmp_path, by="recipe").notes
+    assert note == "Means lack folds, perhaps the hardest: ecg, seed 1: 3 of 4."
+
+
 def test_a_repeated_column_is_shown_once(tmp_path: Path) -> None:
     save(tmp_path, record("a", 1))
     assert sheet(tmp_path, columns="seed,recipe,seed").columns == ["seed", "recipe"]

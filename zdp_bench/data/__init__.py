@@ -266,9 +266,11 @@ class Dataset:
 
     Attributes:
         names_owners: False if the training part has no `groups`, so that owners are unknown.
+        num_folds: number of values of its option `fold`; None if it has no such option.
     """
 
     names_owners: ClassVar[bool] = True
+    num_folds: ClassVar[int | None] = None
 
     def load(self, root: Path) -> Splits:
         """Read or generate the examples.

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -47,6 +47,8 @@ class Roahd(Dataset):
         low_bins: use this number of frequency bins of all leads instead, complex64 [12, low_bins]:
             the lowest ones, without that of the mean.
     """
+
+    num_folds: ClassVar[int] = FOLDS
 
     fold: Annotated[int, Interval(ge=0, lt=FOLDS)] = 0
     split_seed: int = 0

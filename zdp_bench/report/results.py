@@ -21,6 +21,7 @@ from zdp_bench import records
 from zdp_bench.errors import UserError, suggestion, unknown
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Record
+from zdp_bench.registry import lookup
 from zdp_bench.report.sheet import Sheet
 
 DIFFERS = "differs"  # column with the settings in which the runs of a recipe differ
@@ -36,6 +37,7 @@ REPEATED_SEEDS = (
     "Some groups have several runs of one experiment and seed, with other code of a plug-in or "
     "other starting weights: filter them, or add run to --by."
 )
+FOLD = "dataset.fold"  # option of data sets that chooses the part to test on
 DIGESTS = ("run", "experiment", "data_digest", "ledger_digest", "commit")
 # Prefixes of recorded keys that do not affect results
 NO_RESULT = ("claims.", "trainer.micro_batch", "privacy.total_budget")
@@ -252,6 +254,7 @@ def sheet(
             notes.append(MIXED_DATA)
         elif _repeats_seeds(frame, groups):
             notes.append(REPEATED_SEEDS)
+        notes += _note_missing_folds(frame, groups, keys)
         frame = _group(frame, groups, shown)
         title = f"{_count(len(frame), 'group')} of {title}"
         shown = list(frame.columns)
@@ -323,6 +326,51 @@ def _repeats_seeds(frame: pd.DataFrame, by: Sequence[str]) -> bool:
     columns = [*dict.fromkeys([*by, "experiment", "seed"])]
     runs = frame.groupby(columns, dropna=False)["run"]
     return bool((runs.nunique() > 1).any())
+
+
+def _note_missing_folds(frame: pd.DataFrame, by: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """State which seeds lack folds if a mean is over folds: it may leave out the hardest one.
+
+    Runs of several folds with the same settings are a cross-validation. A seed is complete if it
+    has all folds of the data set or, if their number is unknown, all folds that any seed has.
+
+    Args:
+        frame: the records.
+        by: columns that define the groups.
+        keys: columns that are keys of the configuration.
+    """
+    if FOLD not in frame:
+        return []
+    frame = frame[frame[FOLD].notna()]
+    if not (frame.groupby([*by], dropna=False)[FOLD].nunique() > 1).any():
+        return []
+    settings = ["recipe", "dataset", *(key for key in keys if key != FOLD)]
+    words = zip(*(frame[key].map(_as_word) for key in settings), strict=True)
+    folds: dict[tuple[str, ...], dict[int, set[Any]]] = {}  # of each seed, by settings
+    for key, seed, fold in zip(words, frame["seed"], frame[FOLD], strict=True):
+        folds.setdefault(key, {}).setdefault(seed, set()).add(fold)
+    incomplete: dict[str, None] = {}  # without repetition, in order
+    for (recipe, dataset, *_), folds_of_seeds in folds.items():
+        all_folds = set().union(*folds_of_seeds.values())
+        if len(all_folds) == 1:  # no cross-validation
+            continue
+        num_folds = max(len(all_folds), _count_folds(dataset))
+        for seed, folds_of_seed in sorted(folds_of_seeds.items()):
+            if len(folds_of_seed) < num_folds:
+                incomplete[f"{recipe}, seed {seed}: {len(folds_of_seed)} of {num_folds}"] = None
+    if not incomplete:
+        return []
+    return [f"Means lack folds, perhaps the hardest: {'; '.join(incomplete)}."]
+
+
+def _count_folds(dataset: str) -> int:
+    """Return the number of folds of a data set; 0 if it is unknown."""
+    try:
+        builder = lookup("dataset", dataset)
+    except UserError:  # such as a plug-in that is not installed
+        return 0
+    num_folds: int | None = getattr(builder, "num_folds", None)
+    return num_folds or 0
 
 
 def _require_comparable(name: str, groups: Any) -> None:
