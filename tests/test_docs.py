@@ -471,4 +471,11 @@ def test_every_file_and_name_it_mentions_exists(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
     assert not [link for link in links if not (page.parent / link).exists()]
     for name in re.findall(r"\bzdp_bench(?:\.\w+)+", text):
-        assert pydoc.locate(name.removesuffix(".plugins")) is not None, name
+        try:
+            located = pydoc.locate(name.removesuffix(".plugins"))
+        except pydoc.ErrorDuringImport as error:
+            missing = getattr(error.value, "name", None) or "zdp_bench"
+            if missing.startswith("zdp_bench"):
+                raise
+            pytest.skip(f"{name} needs {missing}")
+        assert located is not None, name

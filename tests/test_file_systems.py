@@ -3,6 +3,7 @@ well or in one sentence, and no step is left out of any ε."""
 
 import errno
 import fcntl
+import io
 import os
 import shutil
 import tempfile
@@ -144,6 +145,18 @@ def test_a_file_system_that_hangs_at_a_lock_is_named(
         said += capsys.readouterr().err
     answer.set()
     waiting.join(60)
+
+
+def test_a_buffer_is_released_although_an_error_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.13 and later wrote "Exception ignored" below the error of a full disk."""
+    monkeypatch.setattr(disk, "rename", refuse(errno.ENOSPC))
+    content = io.BytesIO(b"content")
+    with pytest.raises(OSError, match="No space left") as error:
+        disk.write_bytes(tmp_path / "file", content)
+    content.close()
+    assert error.traceback
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])

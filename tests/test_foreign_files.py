@@ -19,12 +19,54 @@ from zdp_bench.foreign_files import (
     MAX_TEXT,
     Unfit,
     compile_pattern,
+    exists,
+    is_file,
     read_bytes,
     read_json,
     read_text,
     read_yaml,
     reading,
+    resolve,
 )
+
+
+def test_only_what_is_certainly_missing_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    for path, there, regular in [
+        (tmp_path, True, False),
+        (tmp_path / "file", True, True),
+        (tmp_path / "file/below", False, False),
+        (tmp_path / "loop", False, False),
+        (tmp_path / "null\0", False, False),
+        (tmp_path / "missing", False, False),
+    ]:
+        assert (exists(path), is_file(path)) == (there, regular)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", refuse)
+        for look in (exists, is_file):
+            with pytest.raises(PermissionError):
+                look(tmp_path / "file")
+        refusal = pytest.raises(UserError, match=r"cannot be read \(Permission denied\)")
+        with refusal, reading(tmp_path / "file"):
+            pass
+
+
+def test_links_are_resolved_unless_one_leads_to_itself(tmp_path: Path) -> None:
+    home = tmp_path.resolve()
+    (home / "loop").symlink_to("loop")
+    (home / "link").symlink_to("folder/file")
+    assert resolve(home / "link") == home / "folder/file"  # which is missing
+    for path in (home / "loop", home / "loop/below"):
+        with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+            resolve(path)
+
 
 LEVELS = "abcdefghi"
 TEN = [", ".join([f"*{before}"] * 10) for before in LEVELS]

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from pathlib import Path
 
 from zdp_bench.errors import Busy, UserError
@@ -65,7 +65,7 @@ def is_left_behind(partial: Path) -> bool:
     return time.time() - newest > A_DAY
 
 
-def write_bytes(path: Path, content: bytes | memoryview) -> None:
+def write_bytes(path: Path, content: bytes | BytesIO) -> None:
     """Write a regular file atomically and durably; of two concurrent writers, one wins.
 
     A file that is replaced keeps its permissions: it may be hidden from other users.
@@ -77,7 +77,13 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
         with partial.open("wb") as file:
             with suppress(FileNotFoundError):
                 shutil.copymode(path, partial)
-            file.write(content)
+            if isinstance(content, bytes):
+                file.write(content)
+            else:
+                # Released also by an error, whose traceback holds it. Python 3.13 complains of a
+                # BytesIO that is deleted before its buffer.
+                with content.getbuffer() as buffer:
+                    file.write(buffer)
             file.flush()
             os.fsync(file.fileno())
         rename(partial, path)

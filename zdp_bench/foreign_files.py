@@ -61,6 +61,50 @@ class Unfit(UserError):  # noqa: N818 - a fact about a file, which `reading` nam
     """What is wrong with a file: the part of the sentence that follows the file's name."""
 
 
+def exists(path: Path) -> bool:
+    """Return True if something is at a path, with links followed.
+
+    `Path.exists` and `Path.is_file` return False since Python 3.14 if the system cannot tell. A
+    ledger that cannot be read would then count as none.
+
+    Raises:
+        OSError: the system cannot tell, such as without permission.
+    """
+    return _mode_of(path) is not None
+
+
+def is_file(path: Path) -> bool:
+    """Return True if a regular file is at a path; see `exists`."""
+    mode = _mode_of(path)
+    return mode is not None and stat.S_ISREG(mode)
+
+
+def resolve(path: Path) -> Path:
+    """Return a path with all links resolved. Parts that are missing or forbidden stay.
+
+    Raises:
+        OSError: a link leads to itself. `Path.resolve` raises another error, or since Python 3.13
+            none.
+    """
+    try:
+        return Path(os.path.realpath(path, strict=True))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise
+        return Path(os.path.realpath(path))
+
+
+def _mode_of(path: Path) -> int | None:
+    try:
+        return os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a null character
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link to itself
+            return None
+        raise
+
+
 @contextmanager
 def reading(path: Path, max_bytes: int | None = None) -> Iterator[None]:
     """Convert every error inside the block to one `UserError` that names the file.
@@ -77,7 +121,7 @@ def reading(path: Path, max_bytes: int | None = None) -> Iterator[None]:
             or the system refuses it or the memory for it, which is not the file's fault.
     """
     try:
-        expect(path.is_file(), "is missing or not a file")
+        expect(is_file(path), "is missing or not a file")
         if max_bytes is not None:
             size = path.stat().st_size
             expect(size <= max_bytes, f"has {size:,} bytes; at most {max_bytes:,} are read")

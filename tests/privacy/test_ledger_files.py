@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -36,6 +37,26 @@ def test_a_lost_secure_ledger_is_named_and_one_more_counts(path: Path) -> None:
     write(found, *range(7), repeatable=False)
     set_aside_others(path)
     assert reopen(path, repeatable=False).releases == 15
+
+
+def test_a_ledger_that_the_system_cannot_look_for_is_not_begun_anew(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since Python 3.14, `Path.exists` returns False then, so its steps did not count."""
+    write(path, 0)
+    stat = os.stat
+
+    def fail_at_it(file: str | Path, *more: Any, **named: Any) -> os.stat_result:
+        if file == path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return stat(file, *more, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", fail_at_it)
+        for act in (reopen, set_aside, set_aside_others):
+            with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                act(path)
+    assert reopen(path).releases == 1
 
 
 def test_ledgers_whose_numbers_are_equal_all_count(path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 from tests.test_records import record, save
 from zdp_bench import records
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
+from zdp_bench.records.record import Epoch
 from zdp_bench.report import papers, tables
-from zdp_bench.report.cells import Filling
+from zdp_bench.report.cells import Filling, privacy_after
 from zdp_bench.report.sheet import Sheet
 
 FIGURE = "dp_dfa_2020/fig2"
@@ -54,6 +55,14 @@ def make_run(
         },
     }
     return run
+
+
+def test_what_a_record_does_not_state_is_not_a_number_in_a_curve() -> None:
+    run, again = (records.Record.of(record("a")) for _ in range(2))
+    assert run == again  # since Python 3.13, two records with the same NaN are not equal
+    privacy = privacy_after(run.privacy, Epoch(1, 7, {}))
+    assert math.isnan(privacy.epsilon_claimed)
+    assert math.isnan(privacy.epsilon_tight)
 
 
 @pytest.fixture

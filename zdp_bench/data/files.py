@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from zdp_bench import assets
 from zdp_bench.disk import is_left_behind, list_partial, name_partial
 from zdp_bench.errors import UserError, require, unknown
-from zdp_bench.foreign_files import expect, reading
+from zdp_bench.foreign_files import expect, is_file, reading, resolve
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ def verify(
 
 def missing(root: Path, data_card: Card) -> list[RemoteFile]:
     """Return the files of a card that are not under the data root."""
-    return [file for file in data_card.files if not (root / file.path).is_file()]
+    return [file for file in data_card.files if not is_file(root / file.path)]
 
 
 def resolve_folder(root: Path, folder: str) -> Path:
@@ -248,9 +248,9 @@ def require_inside(path: Path, folder: Path) -> Path:
         UserError: A link or `..` leads out of the folder, or a link leads to itself.
     """
     try:
-        real = path.resolve()
-        home = folder.resolve()
-    except (OSError, RuntimeError):  # which of the two depends on the version of Python
+        real = resolve(path)
+        home = resolve(folder)
+    except OSError:
         raise UserError(f"{path}: is a link to itself; put the file itself there.") from None
     if not real.is_relative_to(home):
         what = "is a link that leads" if path.is_symlink() else "leads"
@@ -352,7 +352,7 @@ def check_files(root: Path, data_card: Card) -> Iterator[tuple[Path, str]]:
     expected = {root / file.path: file for file in data_card.files}
 
     def check(path: Path) -> None:
-        if not path.is_file():
+        if not is_file(path):
             raise UserError(f"{path}: is missing. Run `zdp-bench data fetch {data_card.name}`.")
         verify(path, expected[path], data_card.name)
 

@@ -22,6 +22,7 @@ from zdp_bench.config import compose, parse
 from zdp_bench.config.compose import group_options, hydra_session
 from zdp_bench.config.words import parse_words, read_words, readable_errors
 from zdp_bench.errors import Busy, UserError, unknown
+from zdp_bench.foreign_files import exists
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.registry import find_module
 from zdp_bench.report.budget import describe_together
@@ -272,7 +273,7 @@ def show_sweep(jobs: Sequence[Job]) -> Sheet:
             cells = [f"{run.metric} {run.value:.4f}", show_epsilon(run.epsilon), run.home.name[:8]]
         rows.append([name_job(job.words), *cells])
     homes = {job.result.home for job in jobs if isinstance(job.result, RunSummary)}
-    notes = describe_together([read_spending(home) for home in homes if home.is_dir()])
+    notes = describe_together([read_spending(home) for home in homes if exists(home)])
     return Sheet("Sweep", ["job", "test", "tight ε", "run"], rows, notes)
 
 

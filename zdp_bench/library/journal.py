@@ -19,6 +19,7 @@ from torch import nn
 
 from zdp_bench.disk import hold_lock, make_folder
 from zdp_bench.errors import UserError
+from zdp_bench.foreign_files import is_file
 from zdp_bench.privacy.ledger_files import read_head
 from zdp_bench.privacy.ledger_lines import LedgerError
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
@@ -67,7 +68,7 @@ def default_ledger(
     path = FOLDER / f"{name}-{training_digest[:8]}.jsonl"
     others = re.compile(re.escape(name) + r"-[0-9a-f]{8}\.jsonl")
     for other in sorted(FOLDER.glob("*.jsonl")):
-        if not others.fullmatch(other.name) or other == path or not other.is_file():
+        if not others.fullmatch(other.name) or other == path or not is_file(other):
             continue
         with suppress(LedgerError):
             head = read_head(other)

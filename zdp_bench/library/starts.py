@@ -19,7 +19,7 @@ from torch import nn
 
 from zdp_bench.disk import write_bytes
 from zdp_bench.errors import UserError
-from zdp_bench.foreign_files import Unfit, parse_as, read_json
+from zdp_bench.foreign_files import Unfit, parse_as, read_json, resolve
 from zdp_bench.library.units import PRIVATE_OWNERS
 from zdp_bench.nn.state import state_digest
 from zdp_bench.privacy.composition import SpentSteps, compose_epsilon
@@ -240,11 +240,11 @@ def note_export(model: nn.Module, source: Mapping[str, Any], ledger: Path) -> No
         earlier = (privacy.get("start") or {}).get("trainings") or ()
     try:
         sampling = parse_as(Sampling, privacy["sampling"], "privacy.sampling")
-        path, z, steps = str(ledger.resolve()), privacy["z"], privacy["steps"]
+        path, z, steps = str(resolve(ledger)), privacy["z"], privacy["steps"]
         digest = weights_digest(model)
         trainings = [Earlier(path, owners, z, sampling, steps, digest)]
         trainings += map(Earlier.from_dict, earlier)
-    except (Unfit, ValueError, RuntimeError) as error:  # of a link to itself
+    except (Unfit, ValueError, OSError) as error:  # of a link to itself
         raise UserError(f"{ledger.parent}: is damaged: {error}.") from None
     note(model, trainings)
 

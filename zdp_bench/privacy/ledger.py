@@ -54,6 +54,7 @@ from pathlib import Path
 
 from zdp_bench import disk
 from zdp_bench.errors import UserError
+from zdp_bench.foreign_files import exists, is_file
 from zdp_bench.privacy.ledger_files import list_set_aside, require_single_link
 from zdp_bench.privacy.ledger_lines import (
     BEGINNING,
@@ -200,7 +201,7 @@ class Ledger(Tally):
         self._is_synced = False
         self._ending: tuple[int, bytes] | None = None  # ending of the file when it was closed
         self._when_synced = time.monotonic()
-        is_new = not path.exists()
+        is_new = not exists(path)
         # In a new file, the head has the nonce of this process. A process that continues a file
         # writes its nonce before its first step (`append`).
         self._needs_nonce = not repeatable and not is_new
@@ -476,7 +477,7 @@ class Ledger(Tally):
         self._remove_interrupted_line()
         status = os.fstat(self._file.fileno())
         path = self._absolute_path  # the working directory may have changed
-        is_there = path.exists() and os.path.samestat(os.lstat(path), status)
+        is_there = exists(path) and os.path.samestat(os.lstat(path), status)
         if not is_there or status.st_size != self._size:
             raise UserError(
                 f"{self.path}: was moved, deleted, cut or written to by something else during its "
@@ -556,7 +557,7 @@ def read_ending(path: Path) -> tuple[int, bytes] | None:
     The last bytes hold the last line. It identifies all steps, because a step's line holds the
     digest of those above it.
     """
-    if not path.is_file():
+    if not is_file(path):
         return None
     with open_ledger_file(path) as file:
         size = file.seek(0, os.SEEK_END)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from zdp_bench import disk
 from zdp_bench.errors import UserError
+from zdp_bench.foreign_files import exists, is_file
 from zdp_bench.privacy.ledger_lines import (
     MAX_LINE,
     Head,
@@ -42,8 +43,8 @@ def is_ledger(path: Path) -> bool:
     if re.fullmatch(r"ledger\.jsonl(\.\d+)?", path.name):
         return not path.is_dir()
     if re.fullmatch(r".*\.jsonl(\.\d+)?", path.name):
-        return path.exists() and not path.is_dir() and holds_line(path)
-    if path.is_symlink() or not path.is_file():
+        return exists(path) and not path.is_dir() and holds_line(path)
+    if path.is_symlink() or not is_file(path):
         return False
     try:
         read_head(path)
@@ -133,14 +134,14 @@ def set_aside(path: Path) -> None:
 
     A new ledger can then begin at `path`. No ledger is ever deleted.
     """
-    if path.exists():
+    if exists(path):
         disk.rename(path, next_aside(path))
 
 
 def next_aside(path: Path) -> Path:
     """Return the path to which `set_aside` renames the ledger at `path`."""
     number = 1
-    while (aside := path.with_name(f"{path.name}.{number}")).exists():
+    while exists(aside := path.with_name(f"{path.name}.{number}")):
         number += 1
     return aside
 
@@ -148,10 +149,12 @@ def next_aside(path: Path) -> Path:
 def list_set_aside(path: Path) -> list[Path]:
     """Return the ledgers that were `set_aside` at `path`, in the order of their numbers."""
     pattern = re.compile(re.escape(path.name) + r"\.(\d+)")
-    if not path.parent.is_dir():
+    try:
+        names = os.listdir(path.parent)
+    except (FileNotFoundError, NotADirectoryError):
         return []
     numbered: list[tuple[int, str]] = []
-    for name in os.listdir(path.parent):
+    for name in names:
         if match := pattern.fullmatch(name):
             numbered.append((int(match[1]), name))
     return [path.with_name(name) for _, name in sorted(numbered)]
@@ -171,7 +174,7 @@ def set_aside_others(path: Path, identity: str = "") -> None:
         path: the training's ledger.
         identity: identity of the ledger at `path`; see `Ledger`.
     """
-    in_place = [ledger for ledger in [path, *list_set_aside(path)] if ledger.exists()]
+    in_place = [ledger for ledger in [path, *list_set_aside(path)] if exists(ledger)]
     others = []
     for ledger in find_ledgers(path.parent, follow_links=False):  # a link may lead to another run
         is_in_folder = ledger.parent == path.parent

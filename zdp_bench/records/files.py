@@ -16,7 +16,7 @@ import numpy as np
 
 from zdp_bench.disk import find_target, hold_lock, list_partial, write_bytes, write_changed
 from zdp_bench.errors import UserError, printable
-from zdp_bench.foreign_files import expect, read_bytes, reading
+from zdp_bench.foreign_files import expect, is_file, read_bytes, reading
 from zdp_bench.records.index import read_all
 from zdp_bench.records.json_numbers import format_json
 from zdp_bench.records.record import Document, Record
@@ -128,7 +128,7 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write named arrays as a compressed `.npz` file, atomically."""
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
-    write_bytes(path, content.getbuffer())
+    write_bytes(path, content)
 
 
 def write_scores(path: Path, truth: np.ndarray, scores: np.ndarray) -> None:
@@ -146,7 +146,7 @@ def read_scores(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
     Raises:
         UserError: the file is damaged.
     """
-    if not path.is_file():
+    if not is_file(path):
         return None
     with reading(path, MAX_CSV), warnings.catch_warnings(action="ignore"):  # of an empty file
         table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)

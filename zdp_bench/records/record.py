@@ -6,7 +6,6 @@ schema, which `parse_as` checks. Other fields of the document are kept, but not 
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from zdp_bench.errors import UserError
-from zdp_bench.foreign_files import Unfit, expect, parse_as, read_json
+from zdp_bench.foreign_files import Unfit, exists, expect, parse_as, read_json
 from zdp_bench.privacy.mechanism import MAX_COUNT, Sampling
 from zdp_bench.records.json_numbers import from_json
 
@@ -209,7 +208,7 @@ class Privacy(Released):
     epsilon_patient: float | None = None
     epsilon_patient_at_least: float | None = None
     epsilon_part: float | None = None
-    noise_multiplier: float = math.nan
+    noise_multiplier: float | None = None
     clipping: Clipping | None = None
 
 
@@ -252,7 +251,7 @@ class Epoch:
     number: int | None
     step: Steps
     metrics: Mapping[str, float]
-    epsilon_tight: float = math.nan
+    epsilon_tight: float | None = None
 
 
 @dataclass(frozen=True)
@@ -355,7 +354,7 @@ def _epochs_of(document: Mapping[str, Any]) -> Sequence[Epoch]:
     for values in parse_as(list[dict[str, Any]], document.get("epochs") or [], "epochs"):
         number = values.pop("epoch", None)
         step = values.pop("step", None)
-        epsilon_tight = values.pop("epsilon_tight", math.nan)
+        epsilon_tight = values.pop("epsilon_tight", None)
         epochs.append(
             {"number": number, "step": step, "epsilon_tight": epsilon_tight, "metrics": values}
         )
@@ -373,7 +372,7 @@ def read_document(path: Path, advice: str = ADVICE) -> Document | None:
         UserError: The file is damaged, or not a record.
     """
     try:
-        if not path.exists():
+        if not exists(path):
             return None
     except OSError:  # such as a missing permission, which `read_json` reports
         pass

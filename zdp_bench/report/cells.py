@@ -173,7 +173,7 @@ def privacy_after(privacy: Privacy, epoch: Epoch) -> Privacy:
     return replace(
         privacy,
         epsilon_claimed=_claimed(privacy, epoch.step, epoch.number or 0),
-        epsilon_tight=epoch.epsilon_tight,
+        epsilon_tight=math.nan if epoch.epsilon_tight is None else epoch.epsilon_tight,
         epsilon_tight_at_least=None,
         epsilon_patient=None,
         epsilon_patient_at_least=None,
@@ -520,6 +520,8 @@ def _lacking(run: Record, metric: str, axes: Axes | None) -> str:
 
 def _claimed(privacy: Privacy, step: int, epoch: int) -> float:
     """Return the ε that a run's accountant would claim if the run had ended at this step."""
+    if privacy.noise_multiplier is None:
+        return math.nan
     # Imported here, because printing a table needs neither dp-accounting nor torch.
     from zdp_bench.privacy.accountants import Claim, recall_claimed_epsilon
 

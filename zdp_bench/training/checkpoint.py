@@ -149,7 +149,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     # Save to memory first: torch hides the reason why a file cannot be written.
     buffer = io.BytesIO()
     torch.save(_write_out(body), buffer)
-    disk.write_bytes(path, buffer.getbuffer())
+    disk.write_bytes(path, buffer)
 
 
 def _write_out(node: Any) -> Any:

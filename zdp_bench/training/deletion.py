@@ -8,6 +8,7 @@ from pathlib import Path
 
 from zdp_bench import disk, records
 from zdp_bench.errors import UserError
+from zdp_bench.foreign_files import exists
 from zdp_bench.privacy.composition import Spending
 from zdp_bench.training.run_folder import MAX_LISTED, only_one_process, settle_replaced, start_anew
 from zdp_bench.training.spending import keep_spending
@@ -94,7 +95,7 @@ def delete(home: Path) -> Deletion:
         start_anew(home)
         size_after = _size_of(home)
         number = 1
-        while (new_home := home.with_name(f"{home.name}{records.DELETED}{number}")).exists():
+        while exists(new_home := home.with_name(f"{home.name}{records.DELETED}{number}")):
             number += 1
         disk.rename(home, new_home)
     return Deletion(_name_of(home), max(0, size_before - size_after), spending)

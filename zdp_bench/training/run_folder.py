@@ -19,6 +19,7 @@ from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.config.words import write_word
 from zdp_bench.disk import hold_lock, make_folder
 from zdp_bench.errors import UserError, show_warnings, suggestion
+from zdp_bench.foreign_files import exists, is_file
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.ledger_files import (
     find_ledgers,
@@ -202,7 +203,7 @@ def _find_markers(home: Path) -> dict[Path, Path]:
     aside_of = {}
     for path in home.rglob(f"*{REPLACED}"):
         name = _MARKER_NAMES.fullmatch(path.name)
-        if name and path.is_file() and path.stat().st_size == 0:
+        if name and is_file(path) and path.stat().st_size == 0:
             aside_of[path] = path.with_name(name[1])
     return aside_of
 
@@ -233,16 +234,16 @@ def settle_replaced(home: Path) -> None:
     aside_of = _find_markers(home)
     asides = aside_of.values()
     # Where nothing has that name, the ledger has not been renamed yet, or is restored already.
-    in_place = {aside.with_suffix("") for aside in asides if not aside.exists()}
+    in_place = {aside.with_suffix("") for aside in asides if not exists(aside)}
     new_ledgers = [path for path in home.rglob("*.jsonl") if path not in in_place]
     if kept and any(is_ledger(path) and has_steps(path) for path in new_ledgers):
-        is_finished = (home / "record.json").exists()
+        is_finished = exists(home / "record.json")
         for path in kept:
-            if is_finished or (path in aside_of and not aside_of[path].exists()):
+            if is_finished or (path in aside_of and not exists(aside_of[path])):
                 path.unlink()
         return
     for aside in asides:
-        if aside.exists():
+        if exists(aside):
             disk.rename(aside, aside.with_suffix(""))
     for path in kept:
         if path not in aside_of:
@@ -304,7 +305,7 @@ def open_ledger(
     if not ranks.is_first:
         return ranks.broadcast(Tally(repeatable))
     # If a checkpoint has lost its ledger, `Ledger` raises an error: leave the folder as it is.
-    if start is not None and (checkpoint_position is None or path.exists()):
+    if start is not None and (checkpoint_position is None or exists(path)):
         set_aside_others(path, identity)
     try:
         ledger = Ledger(path, mechanism, repeatable, checkpoint_position, identity, facts)
@@ -338,10 +339,10 @@ def find_weights(
     folders = [path for path in finished if is_named(name, path.parent.name, path.name)]
     path_of_name = Path(name).parent if name.endswith("record.json") else Path(name)
     with suppress(OSError):  # no path, but a name that the system finds too long
-        if not folders and (path_of_name / "record.json").is_file():
+        if not folders and is_file(path_of_name / "record.json"):
             folders = [path_of_name]
             searched = path_of_name
-    with_weights = [folder for folder in folders if (folder / "checkpoint.pt").is_file()]
+    with_weights = [folder for folder in folders if is_file(folder / "checkpoint.pt")]
     if len(with_weights) == 1:
         return with_weights[0]
     if not folders:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from zdp_bench import records
 from zdp_bench.disk import walk
 from zdp_bench.errors import UserError
+from zdp_bench.foreign_files import exists, is_file
 from zdp_bench.privacy.composition import Spending, SpentSteps
 from zdp_bench.privacy.ledger_files import drop_copies, find_ledgers, has_steps, is_ledger
 from zdp_bench.privacy.ledger_lines import count_intact_steps, unreadable
@@ -134,7 +135,7 @@ def _find_homes_and_ledgers(
 
 
 def _has_record(home: Path) -> bool:
-    return (home / RECORD).is_file()
+    return is_file(home / RECORD)
 
 
 def _is_copy(home: Path, same_run_homes: Sequence[Path]) -> bool:
@@ -178,7 +179,7 @@ def _digest_of_run(home: Path) -> str | None:
     folders = [home, run_of_node(home)] if is_node(home) else [home]
     for folder in folders:
         try:
-            if (folder / FILE).is_file() and (digest := read_plan(folder / FILE).run):
+            if is_file(folder / FILE) and (digest := read_plan(folder / FILE).run):
                 return digest
             if record := records.read(folder / RECORD):
                 return record.run
@@ -238,7 +239,7 @@ def _count_steps(
     if is_finished:
         return steps
     ledger = home / "ledger.jsonl"
-    if planned.secure and ledger.is_file():
+    if planned.secure and is_file(ledger):
         # Secure noise cannot be drawn again, so steps that are repeated after a kill count twice.
         taken = count_releases([ledger])
         allowed = steps + taken
@@ -257,7 +258,7 @@ def _steps_of_older_nodes(home: Path) -> int:
     same as those of another one.
     """
     folders = [path for path in home.glob(f"{NODES}/*") if path.is_dir()]
-    older = [folder for folder in folders if not (folder / FILE).exists()]
+    older = [folder for folder in folders if not exists(folder / FILE)]
     return sum(count_releases(drop_copies(find_ledgers(folder))) for folder in older)
 
 
@@ -274,7 +275,7 @@ def keep_spending(home: Path) -> Spending:
         UserError: the folder does not state what the run spent.
     """
     record = records.read(home / RECORD)
-    planned = read_plan(home / FILE) if (home / FILE).is_file() else None
+    planned = read_plan(home / FILE) if is_file(home / FILE) else None
     node_homes = find_node_homes(home)
     if node_homes and not record and not planned:
         kept = [keep_spending(node_home) for node_home in node_homes]

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.foreign_files import Unfit, parse_as, read_json
+from zdp_bench.foreign_files import Unfit, is_file, parse_as, read_json
 from zdp_bench.privacy.ledger_files import list_set_aside, read_identity
 from zdp_bench.records import Data, Released
 
@@ -100,7 +100,7 @@ def has_plan_of(home: Path, run: str | None) -> bool:
 def read_files(home: Path) -> Files:
     """Return the files that a run reads. A federation of sites reads those of its nodes."""
     paths = [folder / FILE for folder in [home, *find_node_homes(home)]]
-    plans = [read_plan(path) for path in paths if path.is_file()]
+    plans = [read_plan(path) for path in paths if is_file(path)]
     if not plans or not all(plan.sources for plan in plans):
         return Files()
     if len(plans) == 1:
@@ -122,7 +122,7 @@ def read_sources(home: Path) -> frozenset[str] | None:
 def read_start_sources(home: Path) -> frozenset[str]:
     """Return the files that a run's starting weights were trained on, as far as it states them."""
     path = home / FILE
-    start_sources = read_plan(path).start_sources if path.is_file() else None
+    start_sources = read_plan(path).start_sources if is_file(path) else None
     return parse_files(start_sources).sources or frozenset()
 
 
@@ -161,7 +161,7 @@ def is_node(home: Path) -> bool:
     ledger = home / "ledger.jsonl"
     for path in [ledger, *list_set_aside(ledger)]:
         with suppress(UserError):  # it cannot be read; who counts its steps reports it
-            if path.is_file() and (identity := read_identity(path)) is not None:
+            if is_file(path) and (identity := read_identity(path)) is not None:
                 return identity.startswith(NODE)
     return _NODE_NAME.fullmatch(home.name) is not None
 

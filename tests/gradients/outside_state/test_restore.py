@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import importlib
@@ -116,14 +117,29 @@ def advance_an_nditer() -> Largest:
     return advance(numbers)
 
 
+def cycle_after_a_pass(values: list[Any]) -> Iterator[Any]:
+    cycle = itertools.cycle(values)
+    for _ in [*values, "the first again"]:
+        next(cycle)
+    return cycle
+
+
+def cursor_of_a_closed_database() -> sqlite3.Cursor:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        return connection.execute("select 1")
+
+
 @pytest.mark.parametrize(
     "iterator",
     [
         iter(memoryview(b"abc")),
         re.finditer("[0-9]", "678"),
         map(len, re.finditer("[0-9]", "678")),
+        # Their items cannot be pickled, and since Python 3.14 neither can they.
+        cycle_after_a_pass([lambda: 1, lambda: 2]),
+        itertools.tee([lambda: 1, lambda: 2])[0],
     ],
-    ids=["memoryview", "finditer", "map"],
+    ids=["memoryview", "finditer", "map", "cycle", "tee"],
 )
 def test_an_iterator_that_does_not_tell_its_position_is_refused(iterator: Any) -> None:
     refusal = pytest.raises(
@@ -137,7 +153,7 @@ def test_an_iterator_that_does_not_tell_its_position_is_refused(iterator: Any) -
     "make",
     [
         lambda: sys.__stderr__,
-        lambda: sqlite3.connect(":memory:").execute("select 1"),
+        cursor_of_a_closed_database,
         lambda: zip([1], iter([2]), strict=True),
         lambda: np.nditer(np.zeros(2)),
         lambda: re.compile("[0-9]"),

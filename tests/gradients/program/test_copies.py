@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -181,6 +182,25 @@ def test_functions_that_do_not_refer_to_the_model_stay_what_they_are() -> None:
     assert torch.equal(twin(torch.ones(1)), model(torch.ones(1)))
     assert twin.read_itself() is twin
     assert twin.read_itself.__annotations__ == {"return": "ComparesItsActivation"}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are evaluated at once")
+def test_a_function_with_an_annotation_that_is_not_defined_is_copied() -> None:
+    source = """
+def make(model):
+    def call(inputs: Undefined) -> Undefined:
+        return model.linear(inputs)
+    return call
+"""
+    namespace: dict[str, Any] = {}
+    exec(compile(source, __file__, "exec", dont_inherit=True), namespace)
+    model: Any = nn.Module()
+    model.linear = nn.Linear(1, 1)
+    model.call = namespace["make"](model)
+    twin: Any = copy_apart(model)
+    assert twin.call.__closure__[0].cell_contents is twin
+    with pytest.raises(NameError, match="Undefined"):
+        _ = twin.call.__annotations__
 
 
 @pytest.mark.parametrize("has_lock", [False, True])

@@ -32,7 +32,7 @@ from zdp_bench.data.owner_names import may_name_owners, require_named, require_o
 from zdp_bench.data.owners import pick_test_owners, spread_evenly
 from zdp_bench.errors import UserError, require
 from zdp_bench.extras.own_data.readers import HEADER_SUFFIX, KINDS, Facts, Kind, fits
-from zdp_bench.foreign_files import Unfit, compile_pattern, expect, read_text, reading
+from zdp_bench.foreign_files import Unfit, compile_pattern, expect, read_text, reading, resolve
 
 REQUIRED_PARTS = ("train", "test")
 PARTS = (*REQUIRED_PARTS, "validation")
@@ -407,8 +407,8 @@ def _resolve_inside(path: Path, home: Path) -> Path:
         home: the folder, with links resolved.
     """
     try:
-        real_path = path.resolve()
-    except (OSError, RuntimeError):
+        real_path = resolve(path)
+    except OSError:
         return require_inside(path, home)
     if real_path.is_dir():
         raise UserError(f"{path}: is a link to a folder; put the folder itself there.")

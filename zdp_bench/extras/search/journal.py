@@ -16,7 +16,7 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
 from zdp_bench.extras.search.space import SearchOptions
-from zdp_bench.foreign_files import Shape, misfits, read_json
+from zdp_bench.foreign_files import Shape, is_file, misfits, read_json
 from zdp_bench.records import Document
 from zdp_bench.report.budget import joint_epsilon
 from zdp_bench.tasks.metric import Metric
@@ -88,7 +88,7 @@ def read_trials(path: Path, data_digest: str) -> dict[int, Document]:
     Raises:
         UserError: the record is damaged, or of a search on other data.
     """
-    if not path.is_file():
+    if not is_file(path):
         return {}
     advice = "Delete it, and search again: the runs of its trials are kept, and still count."
     try:

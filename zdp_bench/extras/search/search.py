@@ -40,6 +40,7 @@ from zdp_bench.extras.search.noise import (
 )
 from zdp_bench.extras.search.report import describe_trial
 from zdp_bench.extras.search.space import SearchOptions, grid_of
+from zdp_bench.foreign_files import exists
 from zdp_bench.privacy.composition import Spending
 from zdp_bench.records import Document
 from zdp_bench.tasks.metric import Metric, metric_of
@@ -274,7 +275,7 @@ def _begin_trial(journal: Journal, trial: Document, config: Run, data: Splits) -
         list_trial()
 
     # A search without an ε has no limit to keep. A run with a record has spent its ε already.
-    if options.epsilon is None or (home / "record.json").exists():
+    if options.epsilon is None or exists(home / "record.json"):
         list_trial()
         return
     setup = Setup.of(config, data, torch.device("cpu"))

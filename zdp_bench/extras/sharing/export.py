@@ -20,7 +20,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing import folder as files
 from zdp_bench.extras.sharing.card import card
 from zdp_bench.extras.sharing.folder import Source
-from zdp_bench.foreign_files import read_json
+from zdp_bench.foreign_files import exists, is_file, read_json
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.state import state_digest
 from zdp_bench.privacy.ledger_lines import end_of
@@ -133,7 +133,7 @@ def _write(
     name = files.REPORT if files.is_report(source) else files.RECORD
     if _contains_export(folder, name, source):
         return
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    if exists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"{folder}: is not empty; choose a new folder.")
     # A link stays one: the folder that it names is written.
     target = Path(os.path.realpath(folder))
@@ -171,7 +171,7 @@ def _require_end(
         source: the record or report.
         ledger: the original, which the error message names.
     """
-    end = end_of(copied) if copied.is_file() else None
+    end = end_of(copied) if is_file(copied) else None
     if end != source["privacy"]["ledger"]["digest"]:
         raise UserError(f"{ledger}: is damaged or truncated, so its ε cannot be trusted.")
 

@@ -301,7 +301,7 @@ def predict_file(
     outputs = forward(load(folder, weights=weights), examples.to(dtype))
     buffer = io.BytesIO()
     np.save(buffer, outputs.numpy())
-    write_bytes(out, buffer.getbuffer())
+    write_bytes(out, buffer)
     return tuple(outputs.shape)
 
 

@@ -46,6 +46,7 @@ MODULES_OF_HOLDERS = (
     *("cachetools", "networkx", "omegaconf", "sortedcontainers"),
 )
 _PATTERN: Any = re.compile("")
+_TEE: type = type(itertools.tee(())[0])
 
 
 @content_of.register(object)
@@ -254,6 +255,16 @@ def _parts_of_iterator(iterator: Iterator) -> list[Any]:
     return parts
 
 
+def _counts_items(iterator: Iterator) -> bool:
+    """Return True for an iterator of itertools that only advances a hidden number.
+
+    That is a `cycle` after its first pass, which refers to no iterator any more, and one of `tee`.
+    """
+    sources = [part for part in gc.get_referents(iterator) if part is not type(iterator)]
+    is_repeating = isinstance(iterator, itertools.cycle) and len(sources) == 1  # its own list
+    return is_repeating or isinstance(iterator, _TEE)
+
+
 def _position_of(iterator: Iterator) -> Any:
     """Return a value that differs once an iterator has advanced, or None if none is known."""
     if isinstance(iterator, types.GeneratorType):
@@ -265,7 +276,8 @@ def _position_of(iterator: Iterator) -> Any:
         with warnings.catch_warnings(), suppress(Exception):
             warnings.simplefilter("ignore", DeprecationWarning)
             return pickle.dumps(iterator)  # Python 3.14 copies none of these
-        return ()  # the iterators that it advances are among its parts, and tell theirs
+        # The iterators that the others advance are among their parts, and tell theirs.
+        return None if _counts_items(iterator) else ()
     position: list[Any] = [length_hint(iterator, -1)]
     with suppress(TypeError):  # it cannot be pickled
         position.extend(iterator.__reduce__())

@@ -70,7 +70,11 @@ class _Functions:
         copied.__kwdefaults__ = named_copies
         copied.__module__ = function.__module__
         copied.__qualname__ = function.__qualname__
-        copied.__annotations__ = function.__annotations__
+        annotate = getattr(function, "__annotate__", None)
+        if annotate is None:
+            copied.__annotations__ = function.__annotations__
+        else:  # Python 3.14 evaluates annotations when they are read, and names may be missing
+            copied.__annotate__ = annotate  # type: ignore[attr-defined]
         copied.__dict__ = function.__dict__  # shared
         return copied
 
