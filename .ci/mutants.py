@@ -160,8 +160,10 @@ def places(module: str) -> Iterator[list[Mutant]]:
     unseen = [*_unseen(ast.parse(text)), *stars]
     at: dict[tuple[str, Any], list[Mutant]] = defaultdict(list)
     for operator in operators():
-        found = (place for node in ast_nodes(tree) for place in operator.mutation_positions(node))
-        for occurrence, (start, _) in enumerate(found):
+        positions = (
+            place for node in ast_nodes(tree) for place in operator.mutation_positions(node)
+        )
+        for occurrence, (start, _) in enumerate(positions):
             if not any(first <= start < last for first, last in unseen):
                 family = type(operator).__name__.split("_")[0]
                 at[family, start].append(Mutant(module, operator, occurrence, start[0]))

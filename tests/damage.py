@@ -199,11 +199,11 @@ class Subject:
     damages: list[Damage]
     read: Callable[[Path], Any]
     files: str = "*"
-    holds: Callable[[Any, Any], bool] = field(default=lambda sound, found: True)
+    holds: Callable[[Any, Any], bool] = field(default=lambda sound, damaged: True)
 
 
-def equal(sound: Any, found: Any) -> bool:
-    return bool(sound == found)
+def equal(sound: Any, damaged: Any) -> bool:
+    return bool(sound == damaged)
 
 
 def seeds_of(config: pytest.Config, many: bool, few: int = 3) -> range:
@@ -235,9 +235,9 @@ def attack(subject: Subject, place: Path, seeds: range) -> list[str]:
         what = ""
         try:
             with within(SECONDS):
-                found = subject.read(damaged)
-            if not subject.holds(expected, found):
-                what = f"{found!r:.200} instead of {expected!r:.200}"
+                content = subject.read(damaged)
+            if not subject.holds(expected, content):
+                what = f"{content!r:.200} instead of {expected!r:.200}"
         except UserError as error:
             if len(str(error)) > 20_000 or "\n" in str(error):
                 what = f"says {error!s:.200}"

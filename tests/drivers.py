@@ -45,31 +45,31 @@ class Child:
     """A fork at work, and the files that it writes its output into."""
 
     number: int
-    said: tuple[tempfile._TemporaryFileWrapper[str], tempfile._TemporaryFileWrapper[str]]
+    output_files: tuple[tempfile._TemporaryFileWrapper[str], tempfile._TemporaryFileWrapper[str]]
 
     def wait(self) -> subprocess.CompletedProcess[str]:
         """Return its exit code and what it said, once it has ended."""
         code = os.waitstatus_to_exitcode(os.waitpid(self.number, 0)[1])
-        said = []
-        for file in self.said:
+        outputs = []
+        for file in self.output_files:
             file.seek(0)
-            said.append(file.read())
+            outputs.append(file.read())
             file.close()
-        return subprocess.CompletedProcess([], code, *said)
+        return subprocess.CompletedProcess([], code, *outputs)
 
 
 def start(
     work: Callable[[], object], stdout: int | None = None, at: Path | None = None, **env: str
 ) -> Child:
     """Do `work` in a fork, in the folder `at`; `stdout` is a descriptor to write to instead."""
-    said = tempfile.NamedTemporaryFile("w+"), tempfile.NamedTemporaryFile("w+")  # noqa: SIM115
+    output_files = tempfile.NamedTemporaryFile("w+"), tempfile.NamedTemporaryFile("w+")  # noqa: SIM115
 
     def begin() -> None:
         atexit._clear()  # what the tests left to be done
         os.environ.update(env)
         os.chdir(at or ".")
-        os.dup2(said[0].fileno() if stdout is None else stdout, 1)
-        os.dup2(said[1].fileno(), 2)
+        os.dup2(output_files[0].fileno() if stdout is None else stdout, 1)
+        os.dup2(output_files[1].fileno(), 2)
         encoding = os.environ.get("PYTHONIOENCODING", "utf-8")
         sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", encoding=encoding, closefd=False)  # noqa: SIM115
@@ -79,7 +79,7 @@ def start(
             sys.stdout.flush()
             sys.stderr.flush()
 
-    return Child(fork(begin), said)
+    return Child(fork(begin), output_files)
 
 
 def fork(work: Callable[[], object], log: Path | None = None) -> int:

@@ -58,15 +58,15 @@ def package_of(module: str) -> str:
 
 def imports(tree: ast.Module) -> set[str]:
     """Our packages that a file imports, anywhere in it."""
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
+            modules |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module == "zdp_bench":
-            found |= {f"zdp_bench.{name.name}" for name in node.names}
+            modules |= {f"zdp_bench.{name.name}" for name in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found.add(node.module or "")
-    ours = {package_of(name) for name in found if name.split(".")[0] == "zdp_bench"}
+            modules.add(node.module or "")
+    ours = {package_of(name) for name in modules if name.split(".")[0] == "zdp_bench"}
     return {name if name in ALLOWED or "." in name else "__init__" for name in ours}
 
 
@@ -126,8 +126,8 @@ def test_no_machine_path_and_no_registry_host_is_committed() -> None:
     for name in listed.stdout.splitlines():
         path = ROOT / name
         if not name.startswith((".ci/", "tests/test_architecture")) and path.suffix not in binary:
-            found = path.exists() and forbidden.search(path.read_text(encoding="utf-8"))
-            assert not found, f"{name}: {found[0][:120]}"
+            forbidden_match = path.exists() and forbidden.search(path.read_text(encoding="utf-8"))
+            assert not forbidden_match, f"{name}: {forbidden_match[0][:120]}"
 
 
 def test_the_list_of_mutants_is_of_lines_and_tests_that_are_there() -> None:

@@ -70,9 +70,9 @@ def test_a_folder_that_others_can_write_to_is_not_used(
     with caplog.at_level(logging.WARNING):
         assert use()
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
-    (told,) = caplog.messages
-    assert str(root) in told
-    assert "Set XDG_CACHE_HOME to another" in told
+    (warning,) = caplog.messages
+    assert str(root) in warning
+    assert "Set XDG_CACHE_HOME to another" in warning
 
 
 def test_the_folder_is_closed_to_others(root: Path) -> None:

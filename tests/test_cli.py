@@ -46,10 +46,10 @@ def leave(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as left:
         cli.main(words)
     assert left.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith("zdp-bench: ")
-    assert said.count("\n") == 1
-    return said
+    message = capsys.readouterr().err
+    assert message.startswith("zdp-bench: ")
+    assert message.count("\n") == 1
+    return message
 
 
 @pytest.mark.parametrize(
@@ -141,12 +141,12 @@ def test_on_a_terminal_the_first_word_comes_at_once(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "zdp_bench", "run", "recipe=quickstart"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=its, stderr=its) as process:
-        said = os.read(ours, 100).decode()
+        output = os.read(ours, 100).decode()
         loaded = Path(f"/proc/{process.pid}/maps").read_text()
         process.kill()
     os.close(ours)
     os.close(its)
-    assert said.startswith("zdp-bench: run recipe=quickstart ...")
+    assert output.startswith("zdp-bench: run recipe=quickstart ...")
     assert "libtorch" not in loaded
 
 
@@ -236,8 +236,8 @@ def test_a_name_that_is_too_long_is_one_sentence(
     here: Path, capsys: pytest.CaptureFixture[str], line: str
 ) -> None:
     save(here / "results", record("a"))
-    said = leave(line.format("n" * 300).split(), capsys)
-    assert said.endswith("the name is too long for the file system; choose a shorter one.\n")
+    message = leave(line.format("n" * 300).split(), capsys)
+    assert message.endswith("the name is too long for the file system; choose a shorter one.\n")
 
 
 EMPTY = [
@@ -369,8 +369,8 @@ def test_run_in_an_empty_folder_then_again_then_results(
 ) -> None:
     code, out, err = run(capsys, "run", "recipe=quickstart", *TINY)
     assert code == 0, err
-    told = ("test accuracy", "claimed ε", "tight ε", "ε per image", "derived", "record.json")
-    assert not [words for words in told if words not in out]
+    parts = ("test accuracy", "claimed ε", "tight ε", "ε per image", "derived", "record.json")
+    assert not [words for words in parts if words not in out]
     assert "done before" in run(capsys, "run", "recipe=quickstart", *TINY)[1]
     shown = run(capsys, "results", "recipe=quickstart", "--format", "json")[1]
     assert len(json.loads(shown)) == 1
@@ -472,9 +472,9 @@ def test_a_secret_of_the_environment_is_in_no_sentence(
 ) -> None:
     (here / "hunter2").touch()
     monkeypatch.setenv("SECRET", "hunter2")
-    said = leave([*RUN, f"{key}=${{oc.env:SECRET}}"], capsys)
-    assert "hunter2" not in said
-    assert "${oc.env:SECRET}" in said
+    message = leave([*RUN, f"{key}=${{oc.env:SECRET}}"], capsys)
+    assert "hunter2" not in message
+    assert "${oc.env:SECRET}" in message
 
 
 @pytest.mark.parametrize("words", [["data", "check"], ["run"]], ids=" ".join)
@@ -482,9 +482,9 @@ def test_a_secret_is_hidden_in_each_place_and_with_its_line_breaks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     monkeypatch.setenv("SECRET", "hun\nter2")
-    said = leave([*words, "seed=${oc.env:SECRET}", "recipe=quickstart"], capsys)
-    assert "ter2" not in said
-    assert "seed=${oc.env:SECRET}" in said
+    message = leave([*words, "seed=${oc.env:SECRET}", "recipe=quickstart"], capsys)
+    assert "ter2" not in message
+    assert "seed=${oc.env:SECRET}" in message
 
 
 def test_a_reference_in_the_results_folder_is_resolved_by_reproduce(
@@ -563,16 +563,16 @@ def test_a_model_that_memory_does_not_hold_is_one_sentence(
 ) -> None:
     large = [*RUN, "model.hidden=[40000,3000]", f"paths.results={tmp_path}"]
     with limited(2**28):
-        said = leave(large, capsys)
-    assert "model=complex_mlp: needs more memory than is available (" in said
+        message = leave(large, capsys)
+    assert "model=complex_mlp: needs more memory than is available (" in message
 
 
 def test_list_searches_every_kind_and_says_data_and_time(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     code, out, _ = run(capsys, "list", "mnist", "--format", "csv")
-    found = {tuple(row[:2]): row[2] for row in csv.reader(io.StringIO(out))}
+    entries = {tuple(row[:2]): row[2] for row in csv.reader(io.StringIO(out))}
     assert code == 0
-    assert {("datasets", "mnist"), ("recipes", "mnist")} < set(found)
-    assert re.search(r"\[mnist, .*(min|s)\]$", found["recipes", "mnist"])
+    assert {("datasets", "mnist"), ("recipes", "mnist")} < set(entries)
+    assert re.search(r"\[mnist, .*(min|s)\]$", entries["recipes", "mnist"])
     assert run(capsys, "list", "recipe", "mnist") == run(capsys, "list", "recipes", "mnist")

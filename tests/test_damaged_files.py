@@ -88,10 +88,10 @@ def begin_beside_ledger(place: Path) -> tuple[int, int]:
     return counted, size
 
 
-def loses_only_cut_steps(sound: tuple[int, int], found: tuple[int, int]) -> bool:
+def loses_only_cut_steps(sound: tuple[int, int], damaged: tuple[int, int]) -> bool:
     """True if a ledger counts all its steps, but for those whose bytes are gone."""
-    lost = max(0, sound[1] - found[1])
-    return found[0] >= sound[0] - lost / MIN_STEP_LINE - 1
+    lost = max(0, sound[1] - damaged[1])
+    return damaged[0] >= sound[0] - lost / MIN_STEP_LINE - 1
 
 
 def write_checkpoint(place: Path) -> None:
@@ -369,7 +369,7 @@ def own(write: Callable[[Path], object], damages: list[Damage] = BYTES) -> Subje
 
 SUBJECTS: dict[str, Subject] = {
     "ledger that goes on": Subject(
-        write_ledger, LINES, continue_ledger, LEDGER, holds=lambda sound, found: found >= sound
+        write_ledger, LINES, continue_ledger, LEDGER, holds=lambda sound, damaged: damaged >= sound
     ),
     "ledger set aside": Subject(
         write_ledger, LINES, begin_beside_ledger, LEDGER, loses_only_cut_steps

@@ -75,9 +75,9 @@ def answer(results: Path, commands: list[list[str]]) -> list[str]:
                 cli.main([*words, *place])
             except SystemExit as left:
                 code = left.code or 0
-        said = err.getvalue()
-        if code not in (0, 1, 2) or "Traceback" in said or len(said) > MOST:
-            wrong.append(f"{words[0]}: {code} {said[-300:]}")
+        message = err.getvalue()
+        if code not in (0, 1, 2) or "Traceback" in message or len(message) > MOST:
+            wrong.append(f"{words[0]}: {code} {message[-300:]}")
     return wrong
 
 

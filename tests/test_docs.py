@@ -263,11 +263,11 @@ def test_the_loop_with_opacus_and_ours_train_alike(
     data = torch.randn(200, 20, generator=generator), torch.arange(200) % 10
     with monkeypatch.context() as patch:  # no noise, all examples in every batch
         patch.setattr(opacus.PrivacyEngine, "get_epsilon", lambda *_: math.inf)
-        one, other = (nn.Linear(20, 10) for _ in range(2))
-        other.load_state_dict(one.state_dict())
-        theirs.train(one, *data, 200, 3, 0.0, 1e-5)
+        first, other = (nn.Linear(20, 10) for _ in range(2))
+        other.load_state_dict(first.state_dict())
+        theirs.train(first, *data, 200, 3, 0.0, 1e-5)
         ours.train(other, *data, 200, 3, 0.0, 1e-5, tmp_path / "without_noise.jsonl")
-        torch.testing.assert_close(one.weight, other.weight)
+        torch.testing.assert_close(first.weight, other.weight)
     epsilon = theirs.train(nn.Linear(20, 10), *data, 20, 3, 1.1, 1e-5)
     tight = ours.train(nn.Linear(20, 10), *data, 20, 3, 1.1, 1e-5, tmp_path / "ledger.jsonl")
     assert tight == pytest.approx(epsilon, rel=0.01)

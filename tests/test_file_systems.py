@@ -130,7 +130,7 @@ def test_a_lock_that_cannot_be_released_costs_no_result(
 def test_a_file_system_that_hangs_at_a_lock_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer, said = threading.Event(), ""
+    answer, message = threading.Event(), ""
     monkeypatch.setattr(disk, "PATIENCE", 0.01)
     monkeypatch.setattr(fcntl, "flock", lambda *_: answer.wait(60))
 
@@ -140,9 +140,9 @@ def test_a_file_system_that_hangs_at_a_lock_is_named(
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    while "waiting for the file system to lock" not in said:
+    while "waiting for the file system to lock" not in message:
         assert waiting.is_alive()
-        said += capsys.readouterr().err
+        message += capsys.readouterr().err
     answer.set()
     waiting.join(60)
 
@@ -232,13 +232,13 @@ def test_what_another_user_may_not_read_is_one_sentence_and_never_left_out(
     path = shared if pattern == "." else next(shared.glob(pattern))
     path.chmod(0o700 if path.is_dir() else 0o600)
     (shared / records.index.NAME).unlink(missing_ok=True)
-    said = as_nobody(lambda: f"counted {len(read_spendings(shared))}")
-    assert said.startswith("UserError: "), said
-    assert "cannot be read" in said
-    assert "Permission denied" in said
-    assert "Delete" not in said
-    found = as_nobody(lambda: repr(len(find_spendings(shared, skip_damaged=True)[1])))
-    assert found == "1", found
+    message = as_nobody(lambda: f"counted {len(read_spendings(shared))}")
+    assert message.startswith("UserError: "), message
+    assert "cannot be read" in message
+    assert "Permission denied" in message
+    assert "Delete" not in message
+    number = as_nobody(lambda: repr(len(find_spendings(shared, skip_damaged=True)[1])))
+    assert number == "1", number
 
 
 @needs_root
@@ -276,9 +276,11 @@ def test_a_folder_that_another_user_may_not_write_is_one_sentence(shared: Path) 
         with hold_lock(shared / "runs" / "new" / "run.lock"):
             return "locked"
 
-    said = as_nobody(write)
-    assert said.startswith("PermissionError: "), said  # which the command line puts in a sentence
-    assert str(shared) in said
+    message = as_nobody(write)
+    assert message.startswith("PermissionError: "), (
+        message
+    )  # which the command line puts in a sentence
+    assert str(shared) in message
 
 
 @pytest.mark.parametrize(

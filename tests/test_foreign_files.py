@@ -193,7 +193,7 @@ def test_no_text_with_a_control_character_is_parsed(
 
 
 @pytest.mark.parametrize(
-    ("pattern", "text", "found"),
+    ("pattern", "text", "matched"),
     [
         ("^(p[0-9]+)_", "p12_scan.nii", "p12"),
         (r"sub-(\w{2,4})[_.]", "a sub-0007_x", "0007"),
@@ -204,10 +204,10 @@ def test_no_text_with_a_control_character_is_parsed(
         (r"^(a|b|c|d|e|f|g|h|i|j)_?x{3}", "h_xxx", "h"),
     ],
 )
-def test_a_simple_regular_expression_is_taken(pattern: str, text: str, found: str) -> None:
+def test_a_simple_regular_expression_is_taken(pattern: str, text: str, matched: str) -> None:
     match = compile_pattern(pattern).search(text)
     assert match
-    assert match[1] == found
+    assert match[1] == matched
 
 
 SLOW = [r"((\w+)+)+!", "(a|a)*!", "(a*)*", "(?:a?){30}a{30}", r"(a+)\1+!", "(?=(a+))+", "x*" * 5]
@@ -258,6 +258,6 @@ def test_what_the_system_refuses_is_not_the_files_fault(
     """Users were told that an intact file was damaged."""
     path = tmp_path / "a.npz"
     path.touch()
-    with pytest.raises(UserError) as told, reading(path):
+    with pytest.raises(UserError) as refused, reading(path):
         raise error
-    assert str(told.value) == f"{path}: cannot be read ({says})."
+    assert str(refused.value) == f"{path}: cannot be read ({says})."

@@ -106,23 +106,23 @@ def random_kills(count: int, seed: int) -> list[list[Any]]:
 
 def jobs() -> dict[str, tuple[list[str], list[list[Any]]]]:
     """Return name -> (overrides, kills): each kill ends one attempt at the run."""
-    found: dict[str, tuple[list[str], list[list[Any]]]] = {
+    jobs_by_name: dict[str, tuple[list[str], list[list[Any]]]] = {
         "whole": (TINY, []),
         "seeded-thrice": (TINY, [["before the update", step] for step in (13, 11, 15)]),
         "budget": ([*TINY, BUDGET], []),
         "budget-killed": ([*TINY, BUDGET], [["before the update", 7]]),
     }
     for i, kill in enumerate(random_kills(6, 1)):
-        found[f"seeded-{i}"] = TINY, [kill]
+        jobs_by_name[f"seeded-{i}"] = TINY, [kill]
     for i, kill in enumerate(random_kills(2, 2)):
-        found[f"secure-{i}"] = [*TINY, *SECURE], [kill]
-    return found
+        jobs_by_name[f"secure-{i}"] = [*TINY, *SECURE], [kill]
+    return jobs_by_name
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Every job, carried out: name -> {"kills", "statuses", "record"}."""
-    folder, found = tmp_path_factory.mktemp("killed"), {}
+    folder, finished = tmp_path_factory.mktemp("killed"), {}
     for name, (overrides, kills) in jobs().items():
         config = configured([*overrides, f"paths.results={folder / name}"])
         if kills:
@@ -133,8 +133,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         (home,) = (folder / name).glob("runs/*/*.lock")
         record = records.read_document(home.with_suffix("") / "record.json")
         assert record, name
-        found[name] = {"kills": kills, "statuses": statuses, "record": record}
-    return found
+        finished[name] = {"kills": kills, "statuses": statuses, "record": record}
+    return finished
 
 
 def named(runs: dict[str, dict[str, Any]], prefix: str) -> list[dict[str, Any]]:
@@ -251,10 +251,10 @@ def kill(name: str, folder: Path, kills: int, seed: int) -> list[Path]:
 
 def read(results: Path) -> dict[str, records.Document]:
     """Every record under a results folder, by where it lies."""
-    found = {path: records.read_document(path) for path in results.rglob("record.json")}
+    documents = {path: records.read_document(path) for path in results.rglob("record.json")}
     return {
         str(path.relative_to(results)): repeatable(record)
-        for path, record in found.items()
+        for path, record in documents.items()
         if record
     }
 

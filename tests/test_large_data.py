@@ -124,16 +124,16 @@ def measure(kind: str, gigabytes: float, folder: Path) -> None:
     setup = Setup.of(parse(compose(given)))
     for step in range(STEPS):
         take_step(setup, step)
-    found = {"kind": kind, "gigabytes": gigabytes, "examples": len(setup.data.train)}
-    print(json.dumps(found | {"before": round(before), "most": round(memory.most)}))
+    measurements = {"kind": kind, "gigabytes": gigabytes, "examples": len(setup.data.train)}
+    print(json.dumps(measurements | {"before": round(before), "most": round(memory.most)}))
 
 
 def measured(kind: str, gigabytes: float, folder: Path) -> dict[str, Any]:
     """Return what `measure` prints."""
     words = kind, str(gigabytes), str(folder)
-    found = json.loads(python(__file__, *words, XDG_CACHE_HOME=str(folder / "cache")).stdout)
-    print(found)  # `pytest -rP` shows it
-    return found
+    measurements = json.loads(python(__file__, *words, XDG_CACHE_HOME=str(folder / "cache")).stdout)
+    print(measurements)  # `pytest -rP` shows it
+    return measurements
 
 
 @pytest.mark.slow

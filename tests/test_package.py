@@ -50,9 +50,9 @@ def test_the_wheel_holds_every_yaml_and_reference_and_says_that_it_is_typed(unpa
         (assets.PAPERS, "papers", "csv"),
         (assets.RECIPES, "recipes", "yaml"),
     ):
-        found = {path.relative_to(folder) for path in folder.rglob(f"*.{suffix}")}
-        assert found
-        assert found == {
+        paths = {path.relative_to(folder) for path in folder.rglob(f"*.{suffix}")}
+        assert paths
+        assert paths == {
             path.relative_to(inside / at) for path in (inside / at).rglob(f"*.{suffix}")
         }
     assert (unpacked / "zdp_bench" / "py.typed").exists()
@@ -176,9 +176,9 @@ def test_a_missing_package_is_one_sentence(
     monkeypatch.setitem(sys.modules, package, None)
     folders = [f"paths.data={tmp_path}", f"paths.results={tmp_path}"]
     code, _, err = run(capsys, "run", *NEEDED[package], *folders)
-    said = f"this needs {package}, which is not installed: "
+    message = f"this needs {package}, which is not installed: "
     command = f"`pip install 'zdp-bench[{EXTRAS[package]}]'`."
-    assert (code, said + command in err) == (2, True), err
+    assert (code, message + command in err) == (2, True), err
     assert "Traceback" not in err
 
 
@@ -248,8 +248,8 @@ def test_the_core_works_without_it(extra: str, tmp_path: Path) -> None:
         python(*words, **here)
     for verb, where in of_extras("command").items():
         if f".{extra}." in where:
-            said = python("-m", "zdp_bench", verb, leaves=2, **here).stderr
-            assert f"'{verb}' belongs to an extra that is not installed" in said
+            message = python("-m", "zdp_bench", verb, leaves=2, **here).stderr
+            assert f"'{verb}' belongs to an extra that is not installed" in message
 
 
 def test_the_image_installs_every_requirement_of_its_extras() -> None:

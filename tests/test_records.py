@@ -56,8 +56,10 @@ def record(recipe: str = "r", seed: int = 0, value: float = 0.5, **more: Any) ->
 
 
 def save(results: Path, *of: records.Document) -> None:
-    for one in of:
-        records.write(records.folder(results, one["recipe"], one["run"]) / "record.json", one)
+    for document in of:
+        records.write(
+            records.folder(results, document["recipe"], document["run"]) / "record.json", document
+        )
 
 
 def typed(documents: Iterable[records.Document]) -> list[records.Record]:
@@ -155,7 +157,7 @@ def test_a_damaged_record_is_told_by_path_and_the_others_are_read(
     save(tmp_path, record("a"), record("b"))
     path = records.folder(tmp_path, "a", record("a")["run"]) / "record.json"
     path.write_bytes(content)
-    assert [one.recipe for one in records.read_all(tmp_path)] == ["b"]
+    assert [run.recipe for run in records.read_all(tmp_path)] == ["b"]
     records.rebuild_csv(tmp_path)
     assert capsys.readouterr().err.count(f"left out: {path}: ") == 1
     with pytest.raises(UserError, match=r"record\.json: .* Delete it"):
@@ -206,7 +208,7 @@ def test_a_record_with_a_damaged_field_is_left_out(tmp_path: Path, path: str, va
     group, _, key = path.partition(".")
     damaged[group] = damaged[group] | {key: value} if key else value
     save(tmp_path, damaged, record("b"))
-    assert [one.recipe for one in records.read_all(tmp_path)] == ["b"]
+    assert [run.recipe for run in records.read_all(tmp_path)] == ["b"]
 
 
 def test_the_csv_is_rebuilt_with_stable_columns_and_order(tmp_path: Path) -> None:
@@ -257,7 +259,7 @@ def test_a_row_is_written_of_each_record_of_one_run(tmp_path: Path, other: dict[
         records.renew_csv(tmp_path, *typed([document]))
     appended = (tmp_path / "records.csv").read_text()
     assert appended == records.rebuild_csv(tmp_path).read_text()
-    assert len(appended.splitlines()) == 1 + len({one["recipe"] for one in documents})
+    assert len(appended.splitlines()) == 1 + len({document["recipe"] for document in documents})
 
 
 @pytest.mark.parametrize("damaged", ["", "recipe,seed\na,0\n", "{whole}b,0"])
@@ -282,11 +284,11 @@ def test_whoever_waits_for_a_lock_says_for_which(
     waiting = threading.Thread(target=wait)
     with hold_lock(tmp_path / "lock"):
         waiting.start()
-        while "waiting for the process that holds" not in (said := capsys.readouterr().err):
+        while "waiting for the process that holds" not in (message := capsys.readouterr().err):
             assert not entered.wait(0.01)
     waiting.join(60)
     assert entered.is_set()
-    assert str(tmp_path / "lock") in said
+    assert str(tmp_path / "lock") in message
     with hold_lock(tmp_path / "lock"):  # free
         pass
     assert not capsys.readouterr().err

@@ -25,8 +25,8 @@ def make_array(folder: Path, meanwhile: Callable[[], None]) -> None:
         meanwhile()
         yield ROWS[6:]
 
-    found = load_or_make("rows", "d" * 64, ROWS.shape, np.float32, blocks())
-    np.testing.assert_array_equal(found, ROWS)
+    array = load_or_make("rows", "d" * 64, ROWS.shape, np.float32, blocks())
+    np.testing.assert_array_equal(array, ROWS)
 
 
 def fill_folder(folder: Path, meanwhile: Callable[[], None]) -> None:

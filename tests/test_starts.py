@@ -96,16 +96,16 @@ def test_the_algorithm_trains_as_it_is_and_a_change_of_it_is_another_run(
         plug_in("verify", f"model-{home.parent.name}")
 
 
-@pytest.mark.parametrize(("source", "said"), [(None, "no longer exists"), ("1 / 0", "Zero")])
+@pytest.mark.parametrize(("source", "message"), [(None, "no longer exists"), ("1 / 0", "Zero")])
 def test_a_broken_plug_in_is_named_once_and_commands_run_without_it(
-    tmp_path: Path, plug_in: Callable[..., Any], source: str | None, said: str
+    tmp_path: Path, plug_in: Callable[..., Any], source: str | None, message: str
 ) -> None:
     module = install(tmp_path / "site", source or "")
     if source is None:
         module.unlink()
     warned = plug_in("list", "algorithms").stderr
     assert warned.count("plug-in 'mine'") == 1
-    assert said in warned
+    assert message in warned
 
 
 def install(site: Path, source: str) -> Path:

@@ -115,8 +115,10 @@ def main(models: list[str]) -> None:
         assert not mixes()
         for number, model_name in enumerate(models):
             place = Path(folder) / str(number)
-            found = {name: attempt(model_name, name, place) for name in names("algorithm")}
-            print(json.dumps({name: said for name, said in found.items() if said is not None}))
+            results = {name: attempt(model_name, name, place) for name in names("algorithm")}
+            print(
+                json.dumps({name: result for name, result in results.items() if result is not None})
+            )
     sys.stdout.flush()
     os._exit(0)
 

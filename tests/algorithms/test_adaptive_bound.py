@@ -83,8 +83,8 @@ def test_the_bound_moves_geometrically_and_by_the_release_alone() -> None:
     algorithm = algorithm_with(clip_quantile=0.3)
     release = {name: zero + 0.01 for name, zero in summed(algorithm).items()}
     release[COUNT] = torch.tensor([COUNT_SCALE * 1.5], dtype=torch.float64)  # b̃ = 1/2 + 1.5/8
-    found = next(iter(algorithm.postprocess(release, 8.0).values()))
-    torch.testing.assert_close(found, torch.full_like(found, 0.01 * 0.7 / 8))
+    mean = next(iter(algorithm.postprocess(release, 8.0).values()))
+    torch.testing.assert_close(mean, torch.full_like(mean, 0.01 * 0.7 / 8))
     moved = 0.7 * math.exp(-0.2 * (0.5 + 1.5 / 8 - 0.3))
     assert algorithm.carried["bound"] == pytest.approx(moved, rel=1e-12)
     for far, factor in ((-1e9, 2.0), (1e9, 0.5)):
@@ -129,9 +129,9 @@ def test_a_run_that_was_stopped_goes_on_with_its_bound_and_the_record_says_what_
 def test_what_has_no_count_of_its_own_is_refused() -> None:
     with pytest.raises(UserError, match="none is left unclipped"):
         algorithm_with(gamma=0.1)
-    for words, said in (
+    for words, message in (
         (["algorithm.clip_quantile=1"], r"must be less than 1"),
         (["algorithm.clip_quantile=0.5", "federated.nodes=2"], "its own bound"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             configured(["recipe=quickstart", *words])

@@ -59,11 +59,11 @@ def cyclic(rate: float, cycle: int, z: float = 1.0) -> Mechanism:
 def test_the_strategy_is_as_good_as_that_of_jax_privacy(
     steps: int, bands: int, theirs: float
 ) -> None:
-    found = np.array(best_strategy(steps, bands))
-    ours, _ = squared_error(found, steps)
+    strategy = np.array(best_strategy(steps, bands))
+    ours, _ = squared_error(strategy, steps)
     assert theirs * (1 - 1e-9) <= ours <= theirs * (1 + 1e-6)
-    sums = np.tri(steps) @ np.linalg.inv(banded(tuple(found), steps))
-    assert ours == pytest.approx((found @ found) * (sums**2).sum() / steps)
+    sums = np.tri(steps) @ np.linalg.inv(banded(tuple(strategy), steps))
+    assert ours == pytest.approx((strategy @ strategy) * (sums**2).sum() / steps)
 
 
 @pytest.mark.parametrize(("epsilon", "best"), [(20.0, 10), (0.1, 1)])
@@ -207,8 +207,8 @@ def test_noise_is_white_after_the_strategy(source: SeededNoise | SecureNoise) ->
     for step in range(steps):
         correlated.add_white(White(noise[step], block.std, (step, "w")))
     matrix = banded(strategy, steps)
-    found = np.cov(noise.numpy())
-    assert found == pytest.approx(4.0 * np.linalg.inv(matrix.T @ matrix), abs=0.25)
+    covariance = np.cov(noise.numpy())
+    assert covariance == pytest.approx(4.0 * np.linalg.inv(matrix.T @ matrix), abs=0.25)
     assert np.cov(matrix @ noise.numpy()) == pytest.approx(4.0 * np.eye(steps), abs=0.15)
 
 

@@ -45,11 +45,11 @@ def test_the_classifier_is_the_noisy_sum_of_centred_labels_times_features() -> N
     own = (aims.T @ (inputs / inputs.norm(dim=1, keepdim=True))).unsqueeze(0)
     shared = algorithm.contributions((inputs, targets), (7,))["linear.weight"]
     torch.testing.assert_close(shared, own / own.norm())
-    found = algorithm.postprocess(summed(algorithm, (inputs, targets)), 7.0)
+    updates = algorithm.postprocess(summed(algorithm, (inputs, targets)), 7.0)
     along = unit.sum(dim=0) / unit.sum(dim=0).norm()
-    torch.testing.assert_close(found["linear.weight"], 3 * along)
-    assert not found["linear.bias"].any()
-    assert found.keys() == dict(model.named_parameters()).keys()
+    torch.testing.assert_close(updates["linear.weight"], 3 * along)
+    assert not updates["linear.bias"].any()
+    assert updates.keys() == dict(model.named_parameters()).keys()
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -201,8 +201,8 @@ def test_classes_may_be_integers_of_any_type(dtype: torch.dtype) -> None:
     algorithm, _, kind = make(CASE)
     inputs, targets = examples(7, kind)
     expected = algorithm.contributions((inputs, targets))["linear.weight"]
-    found = algorithm.contributions((inputs, targets.to(dtype)))["linear.weight"]
-    assert torch.equal(found, expected)
+    contributions = algorithm.contributions((inputs, targets.to(dtype)))["linear.weight"]
+    assert torch.equal(contributions, expected)
 
 
 @pytest.mark.parametrize("target", [-100, -1, 3, 2**40])
@@ -212,10 +212,10 @@ def test_an_example_whose_target_is_no_class_has_no_share(target: int) -> None:
     inputs, targets = examples(7, kind)
     expected = algorithm.contributions((inputs, targets))["linear.weight"]
     targets[2] = target
-    found = algorithm.contributions((inputs, targets))["linear.weight"]
-    assert not found[2].any()
+    contributions = algorithm.contributions((inputs, targets))["linear.weight"]
+    assert not contributions[2].any()
     expected[2] = 0
-    assert torch.equal(found, expected)
+    assert torch.equal(contributions, expected)
     total = summed(algorithm, (inputs, targets))["linear.weight"]
     torch.testing.assert_close(total, expected.sum(dim=0))
     shared = algorithm.contributions((inputs, targets), (3, 4))["linear.weight"]
@@ -249,8 +249,8 @@ def test_what_is_no_linear_layer_or_class_is_refused() -> None:
 def test_the_shares_of_a_start_are_class_means_of_norm_c() -> None:
     start, _, kind = make(("dp_sgd", {"start_steps": 2}, "linear"))
     means = make(CASE)[0].contributions(examples(4, kind))["linear.weight"]
-    found = start.contributions(examples(4, kind))["linear.weight"]
-    torch.testing.assert_close(found, 0.7 * SAFETY * means, rtol=1e-12, atol=0)
+    contributions = start.contributions(examples(4, kind))["linear.weight"]
+    torch.testing.assert_close(contributions, 0.7 * SAFETY * means, rtol=1e-12, atol=0)
 
 
 def test_a_start_sums_in_float64_whatever_the_weights_are() -> None:
@@ -286,15 +286,15 @@ def test_one_logit_takes_probabilities(shares: tuple[int, ...] | None) -> None:
     targets = torch.tensor([-2.0, 0.4, 0.6, 1.0, 7.0, torch.nan])
     signs = torch.tensor([-1.0, -1.0, 1.0, 1.0, 1.0, -1.0], dtype=torch.float64)
     expected = signs[:, None] * inputs / inputs.norm(dim=1, keepdim=True)
-    found = algorithm.contributions((inputs, targets), shares)["0.weight"]
-    torch.testing.assert_close(found[:, 0], expected)
+    contributions = algorithm.contributions((inputs, targets), shares)["0.weight"]
+    torch.testing.assert_close(contributions[:, 0], expected)
     total = summed(algorithm, (inputs, targets), shares=shares)["0.weight"]
     torch.testing.assert_close(total[0], expected.sum(dim=0))
     # within an owner's share, an example counts by how far its probability is from a half
     weighted = torch.tensor([-1.0, -0.2, 0.2, 1.0, 1.0, -1.0], dtype=torch.float64)
     own = (weighted.abs()[:, None] * expected).sum(dim=0)
-    found = algorithm.contributions((inputs, targets), (6,))["0.weight"]
-    torch.testing.assert_close(found[0, 0], own / own.norm())
+    contributions = algorithm.contributions((inputs, targets), (6,))["0.weight"]
+    torch.testing.assert_close(contributions[0, 0], own / own.norm())
 
 
 def test_a_direction_of_numbers_of_all_sizes_is_kept() -> None:

@@ -146,8 +146,8 @@ def test_the_sum_is_algorithm_1_example_by_example(network: str, kind: str, boun
     total = summed(algorithm, (inputs, targets))
     shares = [share_of_one(algorithm, x, y) for x, y in zip(inputs, targets, strict=True)]
     rows = {name: torch.stack([share[name] for share in shares]) for name in shares[0]}
-    found = algorithm.contributions((inputs, targets))
-    torch.testing.assert_close(found, rows, rtol=1e-9, atol=1e-12)
+    contributions = algorithm.contributions((inputs, targets))
+    torch.testing.assert_close(contributions, rows, rtol=1e-9, atol=1e-12)
     sums = {name: value.sum(dim=0) for name, value in rows.items()}
     torch.testing.assert_close(total, sums, rtol=1e-9, atol=1e-12)
 
@@ -160,11 +160,11 @@ def test_a_first_layer_on_maps_learns_as_one_behind_flatten(convolutions: str) -
     on_maps.front = on_maps.front[:-1]
     on_maps.connected[0] = MapLinear(24, 6, dtype=first.weight.dtype)
     on_maps.connected[0].load_state_dict(first.state_dict())
-    expected, found = (
+    expected, contributions = (
         summed(dfa(model, convolutions=convolutions), batch(7, "complex", scale=20.0))
         for model in (flat, on_maps)
     )
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(contributions, expected, rtol=1e-9, atol=1e-12)
 
 
 # ------------------------------------------------------------------------------ what follows from C
@@ -218,10 +218,10 @@ def test_examples_that_break_in_front_contribute_nothing_whoever_stands_beside_t
     algorithm = dfa(chain("real"), convolutions=convolutions)
     inputs, targets = batch(20 + healthy)
     inputs[:20, 0, 3, 3] = math.inf
-    found = summed(algorithm, (inputs, targets))
+    sums = summed(algorithm, (inputs, targets))
     alone = summed(algorithm, (inputs[20:], targets[20:]))
-    assert norm({name: found[name] - alone[name] for name in found}) < 1e-9
-    assert bool(norm(found)) is bool(healthy)
+    assert norm({name: sums[name] - alone[name] for name in sums}) < 1e-9
+    assert bool(norm(sums)) is bool(healthy)
 
 
 def test_a_slope_set_too_low_does_not_break_the_bound() -> None:
@@ -229,8 +229,8 @@ def test_a_slope_set_too_low_does_not_break_the_bound() -> None:
     model.net[1], model.net[3] = nn.Tanh(), nn.Tanh()  # type: ignore[operator]  # γ is 1, not ¼
     algorithm = dfa(model, max_grad_norm=0.5)
     inputs, targets = batch(50, scale=3.0)
-    for one in zip(inputs.split(1), targets.split(1), strict=True):
-        assert norm(summed(algorithm, one)) <= 0.5
+    for example in zip(inputs.split(1), targets.split(1), strict=True):
+        assert norm(summed(algorithm, example)) <= 0.5
 
 
 def test_feedback_is_gaussian_of_spectral_norm_beta_and_follows_the_seed() -> None:
@@ -244,8 +244,8 @@ def test_feedback_is_gaussian_of_spectral_norm_beta_and_follows_the_seed() -> No
     for matrix in algorithm._feedback.values():
         assert float(torch.linalg.matrix_norm(matrix, 2)) == pytest.approx(0.9, rel=1e-12)
     again, other = (dfa(model, seed=seed) for seed in (4, 5))
-    for one in (again, other):
-        summed(one, (inputs, targets))
+    for each_dfa in (again, other):
+        summed(each_dfa, (inputs, targets))
     assert torch.equal(again._feedback["connected.0"], algorithm._feedback["connected.0"])
     assert not torch.equal(other._feedback["connected.0"], algorithm._feedback["connected.0"])
     assert _seed(4, "connected.0") == 2601867877100963786  # from version to version
@@ -315,8 +315,8 @@ def test_its_hooks_do_nothing_outside_of_a_step(
     first, second = dfa(model), dfa(model)
     assert torch.equal(model(inputs), plain(inputs))
     for algorithm in (first, second, first):
-        found = summed(algorithm, (inputs, targets))
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        sums = summed(algorithm, (inputs, targets))
+        torch.testing.assert_close(sums, expected, rtol=0, atol=0)
     for network in (model, plain):
         torch.nn.functional.cross_entropy(network(inputs), targets).backward()
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
@@ -350,15 +350,15 @@ def test_layers_of_another_precision_keep_their_bounds(has_autocast: bool) -> No
     torch.manual_seed(0)
     algorithm = dfa(Mixed())
     inputs, targets = batch(40, scale=100.0)
-    for one in zip(inputs.float().split(1), targets.split(1), strict=True):
+    for example in zip(inputs.float().split(1), targets.split(1), strict=True):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=has_autocast):
-            found = algorithm._sums(one)
+            sums = algorithm._sums(example)
         limits = zip(
             algorithm.connected, algorithm.signals, algorithm.activation_clips, strict=True
         )
         for name, delta, of_input in limits:
-            assert float(found[f"{name}.weight"].double().norm()) <= delta * of_input
-            assert float(found[f"{name}.bias"].double().norm()) <= delta
+            assert float(sums[f"{name}.weight"].double().norm()) <= delta * of_input
+            assert float(sums[f"{name}.bias"].double().norm()) <= delta
 
 
 def test_its_hooks_do_nothing_after_a_step_that_failed() -> None:

@@ -69,11 +69,11 @@ def test_gredps_noise_has_the_covariance_of_its_docstring(noise: str, expected: 
 
 @pytest.mark.parametrize("noise", ["sound", "as_published"])
 def test_spectral_dps_noise_is_filtered(noise: str) -> None:
-    found = covariance(algorithm("spectral_dp", noise=noise, filter_ratio=0.5), 5)
+    measured = covariance(algorithm("spectral_dp", noise=noise, filter_ratio=0.5), 5)
     # frequencies 0, 1 and 4 of 5: an orthogonal projection or, as published, with half the variance
     kept = np.fft.ifft(np.eye(5)[:, [0, 1, 4]], axis=0, norm="ortho")
     expected = (kept @ kept.conj().T).real * (1 if noise == "sound" else 0.5)
-    assert np.abs(found - expected).max() < 0.11
+    assert np.abs(measured - expected).max() < 0.11
 
 
 def test_a_filter_leaves_some_frequencies() -> None:
@@ -84,8 +84,8 @@ def test_a_filter_leaves_some_frequencies() -> None:
 def test_a_convolutions_noise_is_white_after_the_crop() -> None:
     conv = nn.Conv2d(MANY, 1, (2, 3), bias=False)
     for name, options in (("gredp", {"spectrum": "padded"}), ("spectral_dp", {"filter_ratio": 0})):
-        found = covariance(algorithm(name, conv, **options), 6)
-        assert np.abs(found - np.eye(6)).max() < 0.13
+        measured = covariance(algorithm(name, conv, **options), 6)
+        assert np.abs(measured - np.eye(6)).max() < 0.13
 
 
 @pytest.mark.parametrize("noise", ["sound", "complex"])
@@ -94,7 +94,7 @@ def test_gredp_clips_as_per_layer_dp_sgd_does(noise: str) -> None:
     batch = torch.randn(6, 1, 3, 4, dtype=torch.float64), torch.arange(6)
     conv = nn.Conv2d(1, 2, 2)
     both = algorithm("gredp", conv, noise=noise), algorithm("dp_sgd", conv, per_layer=True)
-    ours, theirs = (one.postprocess(summed(one, batch), 6.0) for one in both)
+    ours, theirs = (algorithm.postprocess(summed(algorithm, batch), 6.0) for algorithm in both)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-13)
 
 

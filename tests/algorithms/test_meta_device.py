@@ -62,7 +62,7 @@ def test_a_step_waits_for_its_device_once_and_copies_nothing_to_it(
 ) -> None:
     generator = torch.Generator
     monkeypatch.setattr(torch, "Generator", lambda device=None: generator())  # meta has none
-    found = {}
+    counts = {}
     for algorithm_name in names("algorithm"):
         try:
             training, batch = prepare(model_name, algorithm_name, tmp_path, "meta")
@@ -72,12 +72,12 @@ def test_a_step_waits_for_its_device_once_and_copies_nothing_to_it(
                         private_step(training, step, iter([batch]), expected_batch_size=8.0)
         except UserError:
             continue  # the algorithm refuses the model, or what it is given
-        found[algorithm_name] = traffic.count
-    assert {"sgd", "zeta_dp_sgd"} <= found.keys()
-    for algorithm_name, count in found.items():
+        counts[algorithm_name] = traffic.count
+    assert {"sgd", "zeta_dp_sgd"} <= counts.keys()
+    for algorithm_name, count in counts.items():
         assert count["copied"] == 0, algorithm_name
         assert count["read"] <= 1, algorithm_name
-    assert found["zeta_dp_sgd"]["read"] == 1  # whether every norm is finite: the counter counts
+    assert counts["zeta_dp_sgd"]["read"] == 1  # whether every norm is finite: the counter counts
 
 
 ALL = [name for name in ZOO if name != "resnet18_transfer"]  # which reads its weights from a file
@@ -89,6 +89,6 @@ def test_no_tensor_of_a_step_is_left_on_the_cpu() -> None:
     printed = python(device_driver.__file__, *ALL).stdout
     lines = [json.loads(line) for line in printed.splitlines()]
     assert len(lines) == len(ALL)
-    for model_name, found in zip(ALL, lines, strict=True):
-        assert {"sgd", "zeta_dp_sgd"} <= found.keys()
-        assert not any(found.values()), (model_name, found)
+    for model_name, results in zip(ALL, lines, strict=True):
+        assert {"sgd", "zeta_dp_sgd"} <= results.keys()
+        assert not any(results.values()), (model_name, results)

@@ -106,7 +106,7 @@ def make(case: Case) -> tuple[Algorithm, nn.Module, str]:
 def choices(name: str) -> list[dict[str, Any]]:
     """An algorithm's options: as they are, and each of its other choices alone."""
     builder = lookup("algorithm", name)
-    hints, found = get_type_hints(builder.__init__), [{}]
+    hints, all_choices = get_type_hints(builder.__init__), [{}]
     for option in inspect.signature(builder).parameters.values():
         if (
             option.kind is not inspect.Parameter.KEYWORD_ONLY
@@ -118,8 +118,10 @@ def choices(name: str) -> list[dict[str, Any]]:
         own = {"clip_quantile": (0.4,), "gamma": (0.1,), "bands": (3,), "start_steps": (2,)}
         values = own.get(option.name, values)
         # auto is fast, checked
-        found += [{option.name: value} for value in values if value not in (option.default, "fast")]
-    return found
+        all_choices += [
+            {option.name: value} for value in values if value not in (option.default, "fast")
+        ]
+    return all_choices
 
 
 def is_private(case: Case) -> bool:
@@ -279,8 +281,8 @@ def test_no_example_moves_the_sum_by_more_than_the_bound(case: Case) -> None:
         with_it = summed(algorithm, (inputs, targets))
         moved = norm({name: with_it[name] - rest[name] for name in rest})
         assert moved <= bound * (1 + 1e-9)
-        for one in zip(inputs.split(1), targets.split(1), strict=True):
-            assert norm(summed(algorithm, one)) <= bound
+        for example in zip(inputs.split(1), targets.split(1), strict=True):
+            assert norm(summed(algorithm, example)) <= bound
 
 
 def test_a_broken_example_contributes_nothing_and_spoils_nothing(
@@ -314,9 +316,9 @@ def test_postprocessing_is_linear_and_divides_by_the_expected_batch_size(descend
     def post(noisy: dict[str, Tensor], expected: float) -> dict[str, Tensor]:
         carried = dict(algorithm.carried)
         copied = {name: value.clone() for name, value in noisy.items()}
-        found = algorithm.postprocess(copied, expected)
+        postprocessed = algorithm.postprocess(copied, expected)
         algorithm.carried.update(carried)
-        return found
+        return postprocessed
 
     both = post({name: first[name] + second[name] for name in first}, 8.0)
     parameters = dict(model.named_parameters())
@@ -336,10 +338,10 @@ def test_an_algorithm_averages_if_it_only_divides_by_the_expected_batch_size(cas
     averages = algorithm.averages
     noisy = summed(algorithm, examples(3, kind))
     means = {name: value / 4 for name, value in noisy.items()}
-    found = algorithm.postprocess(noisy, 4.0)
-    is_mean = found.keys() == means.keys() and all(
-        (found[name].shape, found[name].dtype) == (mean.shape, mean.dtype)
-        and torch.allclose(found[name], mean)
+    postprocessed = algorithm.postprocess(noisy, 4.0)
+    is_mean = postprocessed.keys() == means.keys() and all(
+        (postprocessed[name].shape, postprocessed[name].dtype) == (mean.shape, mean.dtype)
+        and torch.allclose(postprocessed[name], mean)
         for name, mean in means.items()
     )
     assert averages == (is_mean and not isinstance(algorithm, InSpectra))
@@ -448,7 +450,7 @@ def test_wirtinger_is_half_of_autograd_at_half_the_bound() -> None:
     make_one = lookup("algorithm", "zeta_dp_sgd")
     wirtinger = make_one(problem, noise_multiplier=1.0, max_grad_norm=1.0, gradient="wirtinger")
     autograd = make_one(problem, noise_multiplier=1.0, max_grad_norm=2.0, gradient="autograd")
-    half, full = (summed(one, examples(6, "complex")) for one in (wirtinger, autograd))
+    half, full = (summed(algorithm, examples(6, "complex")) for algorithm in (wirtinger, autograd))
     for name, value in full.items():
         torch.testing.assert_close(half[name], value / 2, rtol=1e-9, atol=1e-12, msg=name)
 

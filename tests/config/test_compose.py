@@ -30,7 +30,9 @@ def is_installed(recipe: str) -> bool:
     """Return True if the extras that a recipe needs are there, without which the core works."""
     content = assets.read_yaml(assets.group(assets.RECIPES)[recipe])
     chosen = content.get("defaults", [])
-    needed = [one["override /representation"] for one in chosen if "representation" in str(one)]
+    needed = [
+        entry["override /representation"] for entry in chosen if "representation" in str(entry)
+    ]
     has_runner = "federated" not in content or "federated" in names("runner")
     return has_runner and set(needed) <= set(names("representation"))
 
@@ -212,8 +214,8 @@ REFUSED: list[tuple[Any, Any, str]] = [
 
 @pytest.mark.parametrize(("hint", "value", "expected"), TAKEN)
 def test_a_value_is_taken_as_its_type(hint: Any, value: Any, expected: Any) -> None:
-    found = check_value("key", hint, value)
-    assert (found, type(found)) == (expected, type(expected))
+    checked = check_value("key", hint, value)
+    assert (checked, type(checked)) == (expected, type(expected))
 
 
 @pytest.mark.parametrize(("hint", "value", "says"), REFUSED)

@@ -30,8 +30,8 @@ def spellings(value: Any) -> Iterator[Any]:
         yield from TRUTHS[value]
     elif isinstance(value, list):
         yield tuple(value)
-        for place, one in enumerate(value):
-            yield from ([*value[:place], other, *value[place + 1 :]] for other in spellings(one))
+        for place, item in enumerate(value):
+            yield from ([*value[:place], other, *value[place + 1 :]] for other in spellings(item))
     else:
         yield from (float(value), str(value), str(float(value)), f"{value:e}")
         yield from (int(value),) if value == int(value) else ()
@@ -46,12 +46,12 @@ def require_one_value(checked: Callable[[Any], Any]) -> int:
             return json.dumps(checked(value))
         return None
 
-    found = {id(value): text(value) for value in VALUES}
+    texts = {id(value): text(value) for value in VALUES}
     accepted = 0
     for value in VALUES:
-        if (meant := found[id(value)]) is None or '"' in meant:  # a text is what was typed
+        if (meant := texts[id(value)]) is None or '"' in meant:  # a text is what was typed
             continue
-        others = {repr(other): one for other in spellings(value) if (one := text(other))}
+        others = {repr(other): as_text for other in spellings(value) if (as_text := text(other))}
         assert set(others.values()) <= {meant}, (value, others)
         accepted += len(others)
     return accepted
@@ -82,16 +82,16 @@ def test_every_spelling_of_another_key_is_one_configuration() -> None:
     def resolved(section: str, key: str, value: Any) -> Any:
         plain = deepcopy(base)
         (plain[section] if section else plain)[key] = value
-        found = check(plain).resolved
-        return (found[section] if section else found).get(key)
+        resolved_config = check(plain).resolved
+        return (resolved_config[section] if section else resolved_config).get(key)
 
-    accepted = [require_one_value(partial(resolved, *one)) for one in keys]
+    accepted = [require_one_value(partial(resolved, *place_of_key)) for place_of_key in keys]
     assert sum(map(bool, accepted)) > 20, "of them numbers and truth values"
 
 
 def test_a_command_line_has_one_digest() -> None:
-    norms = [f"algorithm.max_grad_norm={one}" for one in ("1", "1e0", "1.0", "'1.0'")]
-    truths = [f"optimizer.nesterov={one}" for one in ("false", "no", "0")]
+    norms = [f"algorithm.max_grad_norm={norm}" for norm in ("1", "1e0", "1.0", "'1.0'")]
+    truths = [f"optimizer.nesterov={truth}" for truth in ("false", "no", "0")]
     runs = [configured(["recipe=quickstart", *both]) for both in product(norms, truths)]
     assert len({experiment_digest(run) for run in runs}) == 1
 

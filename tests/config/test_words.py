@@ -132,8 +132,8 @@ def test_a_mistake_ends_in_one_sentence(words: str, sentence: str) -> None:
 
 def test_what_is_quoted_stays_on_one_line_and_is_cut() -> None:
     assert sentence_of("optimizer=\nñ").startswith("'optimizer= ñ' is not an override")
-    said = sentence_of("trainer.epochs=" + "9" * 400)
-    assert said.startswith("trainer.epochs=999999999999… (400 digits): ")
+    message = sentence_of("trainer.epochs=" + "9" * 400)
+    assert message.startswith("trainer.epochs=999999999999… (400 digits): ")
     assert "nested too deep" in sentence_of("seed=" + "sort(" * 1500 + "1" + ")" * 1500)
 
 
@@ -185,10 +185,10 @@ def test_a_value_is_written_as_it_is_read(value: Any) -> None:
 
 def plain_value(override: Override) -> Any:
     """Return an override's value as Hydra sets it."""
-    found = override.value()
-    if isinstance(found, list):
-        return [getattr(element, "text", element) for element in found]
-    return getattr(found, "text", found)
+    value = override.value()
+    if isinstance(value, list):
+        return [getattr(element, "text", element) for element in value]
+    return getattr(value, "text", value)
 
 
 # recipe files

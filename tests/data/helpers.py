@@ -136,10 +136,10 @@ def rotate(affine: np.ndarray, axis: np.ndarray, degrees: float) -> np.ndarray:
     return turned
 
 
-def swap(affine: np.ndarray, one: int, other: int) -> np.ndarray:
+def swap(affine: np.ndarray, first: int, second: int) -> np.ndarray:
     """Exchange two stored axes, and keep the first voxel in its place."""
     order = [0, 1, 2, 3]
-    order[one], order[other] = other, one
+    order[first], order[second] = second, first
     return affine[:, order]
 
 
@@ -157,7 +157,7 @@ ELSEWHERE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     **{f"rotation {n}": partial(rotate, axis=AXES[n], degrees=20) for n in range(3)},
     "rotation of a little": partial(rotate, axis=AXES[2], degrees=8),
     "rotation round its diagonal": lambda affine: rotate(affine, diagonal(affine), 40),
-    "axes swapped": partial(swap, one=0, other=1),
+    "axes swapped": partial(swap, first=0, second=1),
     "no affine": lambda affine: np.eye(4),
 }
 

@@ -30,8 +30,8 @@ def test_an_array_is_made_once_and_what_a_killed_process_left_goes(tmp_path: Pat
     young.touch()
     os.utime(old, (0, young.stat().st_mtime - disk.A_DAY - 1))
     np.testing.assert_array_equal(make(), ROWS)
-    found = load_or_make("rows", "d" * 64, (10, 4), np.float32, iter([]))
-    np.testing.assert_array_equal(found, ROWS)
+    array = load_or_make("rows", "d" * 64, (10, 4), np.float32, iter([]))
+    np.testing.assert_array_equal(array, ROWS)
     assert {path.name for path in folder.iterdir()} == {young.name, f"{'d' * 32}.npy"}
     (folder / f"{'d' * 32}.npy").unlink()
     (folder / f"{'d' * 32}.npy").mkdir()
@@ -112,10 +112,10 @@ def test_an_array_that_is_larger_than_memory_is_mapped(
     path.parent.mkdir(parents=True)
     shape = (rows, os.sysconf("SC_PAGE_SIZE"))
     np.lib.format.open_memmap(path, "w+", np.uint8, shape)  # a hole: it takes no place
-    found = load_or_make("rows", "d" * 64, shape, np.uint8, iter([]))
-    assert found.shape == shape
-    found[-1] = 7  # stays in memory
-    assert found[-1].sum() == 7 * shape[1]
+    array = load_or_make("rows", "d" * 64, shape, np.uint8, iter([]))
+    assert array.shape == shape
+    array[-1] = 7  # stays in memory
+    assert array[-1].sum() == 7 * shape[1]
     again = load_or_make("rows", "d" * 64, shape, np.uint8, iter([]))
     assert not again[-1].any()
     path.unlink()
@@ -132,9 +132,9 @@ def test_a_full_disk_is_one_sentence_before_any_page_is_written(
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with caplog.at_level(logging.WARNING):
         np.testing.assert_array_equal(make(), ROWS)
-    (told,) = caplog.messages
-    assert os.strerror(why) in told
-    assert "XDG_CACHE_HOME" in told
+    (warning,) = caplog.messages
+    assert os.strerror(why) in warning
+    assert "XDG_CACHE_HOME" in warning
     assert not list((tmp_path / "cache" / "zdp-bench" / "rows").iterdir())
 
 

@@ -28,14 +28,14 @@ def test_patients_are_read_from_names() -> None:
 def test_nobody_crosses_and_what_is_left_out_is_counted() -> None:
     """person1 is in both parts; films 4 and 5 are equal, and so are film 8 and a test film."""
     training = ((1, 1), (2, 2), (2, 3), (2, 4), (2, 5), (3, 6), (4, 7), (5, 8))
-    found = [film(p, n, part="train") for p, n in training]
-    found += [film(p, n, part="test") for p, n in ((1, 9), (6, 10))]
+    films = [film(p, n, part="train") for p, n in training]
+    films += [film(p, n, part="test") for p, n in ((1, 9), (6, 10))]
     digests = ["a", "b", "c", "d", "d", "e", "f", "g", "h", "g"]
-    made = ChestXray(validation_share=0.0, max_per_patient=2).split(found, digests)
-    assert made.train == [found[n] for n in (1, 2, 5, 6)]
-    assert made.crossing == [found[0]]
+    made = ChestXray(validation_share=0.0, max_per_patient=2).split(films, digests)
+    assert made.train == [films[n] for n in (1, 2, 5, 6)]
+    assert made.crossing == [films[0]]
     assert (made.copies, made.over_bound) == (2, 1)
-    whole = ChestXray(validation_share=0.1).split(found, list("abcdefghij"))
+    whole = ChestXray(validation_share=0.1).split(films, list("abcdefghij"))
     people = [{f.patient for f in part} for part in (whole.train, whole.validation, whole.test)]
     assert people[1]
     assert not people[0] & people[1]
@@ -44,25 +44,27 @@ def test_nobody_crosses_and_what_is_left_out_is_counted() -> None:
 
 def test_films_of_a_patient_do_not_decide_which_of_another_are_kept() -> None:
     """Dropped as a copy of another patient's, a film came back when that patient was removed."""
-    found = [film(patient, number, part="train") for patient in range(8) for number in range(3)]
-    found += [film(9, 1, part="test")]
+    all_films = [film(patient, number, part="train") for patient in range(8) for number in range(3)]
+    all_films += [film(9, 1, part="test")]
     digests = [f"{patient}" if patient % 2 else "shared" for patient in range(8) for _ in range(3)]
     dataset = ChestXray(validation_share=0.0)
-    whole = dataset.split(found, [*digests, "test"]).train
+    whole = dataset.split(all_films, [*digests, "test"]).train
     assert len(whole) == 8  # one film of each patient
     for patient in range(8):
         rows = [row for row in range(24) if row // 3 != patient]
-        films = [found[row] for row in rows]
-        rest = dataset.split([*films, found[24]], [*(digests[row] for row in rows), "test"]).train
+        films = [all_films[row] for row in rows]
+        rest = dataset.split(
+            [*films, all_films[24]], [*(digests[row] for row in rows), "test"]
+        ).train
         assert rest == [kept for kept in whole if kept.patient != f"person{patient}"]
 
 
 def test_films_that_validate_are_not_trained_on() -> None:
-    found = [film(patient, 1, part="train") for patient in range(8)]
-    found += [film(9, 1, part="test")]
+    films = [film(patient, 1, part="train") for patient in range(8)]
+    films += [film(9, 1, part="test")]
     digests = ["shared" if row % 2 else str(row) for row in range(9)]
-    digest_of = dict(zip(found, digests, strict=True))
-    split = ChestXray(validation_share=0.4).split(found, digests)
+    digest_of = dict(zip(films, digests, strict=True))
+    split = ChestXray(validation_share=0.4).split(films, digests)
     assert split.copies
     validation = {digest_of[kept] for kept in split.validation}
     assert not validation & {digest_of[kept] for kept in split.train}

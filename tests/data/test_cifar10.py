@@ -93,8 +93,8 @@ def test_the_release_is_known_in_any_order_by_all_that_it_holds(
             Cifar10().load(binary.parent)
     else:
         splits = Cifar10().load(binary.parent)
-        found = splits.provenance, splits.notes
-        assert found == ("official", "the release's pixels, in another order")
+        origin = splits.provenance, splits.notes
+        assert origin == ("official", "the release's pixels, in another order")
 
 
 def test_a_mixture_of_releases_is_refused(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,9 +60,9 @@ def of_set(case: str) -> Subject:
     return Subject(write, [damage_any], read, "**/*.*", differ)
 
 
-def differ(sound: tuple[str, str], found: tuple[str, str]) -> bool:
+def differ(sound: tuple[str, str], damaged: tuple[str, str]) -> bool:
     """Return True unless one digest stands for two contents."""
-    return found[0] != sound[0] or found[1] == sound[1]
+    return damaged[0] != sound[0] or damaged[1] == sound[1]
 
 
 SUBJECTS = {

@@ -132,8 +132,8 @@ def test_parts_are_apart_and_owners_named_or_refused(
             assert getattr(known, fact) == getattr(info, fact)
     parts = [part for part in (splits.train, splits.test, splits.validation) if part is not None]
     inside = [Counter(_each(part)) for part in parts]
-    for one, other in combinations(inside, 2):
-        assert not one & other, "an example is in two parts"
+    for first, other in combinations(inside, 2):
+        assert not first & other, "an example is in two parts"
     assert of.names_owners == (splits.train.groups is not None)
     if splits.train.groups is None:
         with pytest.raises(UserError, match="does not state who owns"):
@@ -200,7 +200,7 @@ def _each(part: Source) -> Iterator[bytes]:
 
 def content(splits: Splits) -> str:
     """Name everything that a run can see of a data set."""
-    found = hashlib.sha256()
+    checksum = hashlib.sha256()
     for part in (splits.train, splits.test, splits.validation):
         if part is None:
             continue
@@ -208,8 +208,8 @@ def content(splits: Splits) -> str:
         given = uniforms if part.is_stochastic else None
         owners = () if part.groups is None else (part.groups,)
         for array in (*part.batch(torch.arange(len(part)), given), *owners):
-            found.update(f"{array.shape}{array.dtype}".encode() + array.numpy().tobytes())
-    return f"{found.hexdigest()}:{splits.examples_per_patient}:{splits.input_shape}"
+            checksum.update(f"{array.shape}{array.dtype}".encode() + array.numpy().tobytes())
+    return f"{checksum.hexdigest()}:{splits.examples_per_patient}:{splits.input_shape}"
 
 
 def numbers(splits: Splits) -> tuple[int, ...]:
@@ -280,19 +280,23 @@ def test_a_changed_file_is_refused_or_another_digest_or_the_same_examples(
         raw = path.read_bytes()
         for changed in changes_of(raw, draw, changes):
             path.write_bytes(changed)
-            found = load()
-            differ += found != whole
+            changed_splits = load()
+            differ += changed_splits != whole
             # A record states numbers of examples, and nothing else that follows from them.
             if case != "folder listed":  # whose notes name the classes, which are public
-                assert not found or found[3] != whole[3] or found[2] == whole[2], found[2]
-            if found and found[0] == whole[0] and found[1] != whole[1]:
+                assert (
+                    not changed_splits
+                    or changed_splits[3] != whole[3]
+                    or changed_splits[2] == whole[2]
+                ), changed_splits[2]
+            if changed_splits and changed_splits[0] == whole[0] and changed_splits[1] != whole[1]:
                 pairs = enumerate(zip(raw, changed, strict=False))
                 differing = (place for place, (old, new) in pairs if old != new)
                 start = next(differing, min(len(raw), len(changed)))
                 wrong.append(f"{path.relative_to(root)}, from byte {start} on")
         path.write_bytes(raw)
     assert not wrong, "\n".join(wrong)
-    assert not [said for said in refusals if "\n" in said]
+    assert not [refusal for refusal in refusals if "\n" in refusal]
     assert differ
 
 

@@ -70,10 +70,10 @@ def test_what_is_not_there_is_missing_and_says_where_it_comes_from(
     assert (code, "is missing" in err) == (2, True)
     if of.holds:
         assert len(err.splitlines()) == 1
-        for said in (err, run(capsys, "data", "fetch", of.name, "--root", str(tmp_path))[2]):
-            assert of.source in said
-            assert of.access in said
-            assert "above" not in said
+        for message in (err, run(capsys, "data", "fetch", of.name, "--root", str(tmp_path))[2]):
+            assert of.source in message
+            assert of.access in message
+            assert "above" not in message
 
 
 @pytest.mark.parametrize("of", [of for of in OWN if of.holds], ids=lambda of: of.name)

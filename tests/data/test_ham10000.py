@@ -29,8 +29,8 @@ def test_labels_are_those_of_the_metadata(small_root: Path) -> None:
     assert sum(int(part.sum()) for part in labels) == counts["mel"]
     every = dataset("ham10000", size=16, target="diagnosis").load(small_root)
     assert every.outputs == len(DIAGNOSES)
-    found = np.concatenate([targets_of(part) for part in (every.train, every.test)])
-    assert np.bincount(found, minlength=7).tolist() == [counts[name] for name in DIAGNOSES]
+    targets = np.concatenate([targets_of(part) for part in (every.train, every.test)])
+    assert np.bincount(targets, minlength=7).tolist() == [counts[name] for name in DIAGNOSES]
 
 
 def test_a_picture_of_two_lesions_is_told(

@@ -92,9 +92,9 @@ def test_a_mask_of_several_channels_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.real_data
 def test_the_real_hippocampus_headers(data_root: Path) -> None:
-    found = find_cases(data_root / "Task04_Hippocampus")
-    assert len(found) == 260
-    assert sum(case.header.shape[2] for case in found) == 9270
+    cases = find_cases(data_root / "Task04_Hippocampus")
+    assert len(cases) == 260
+    assert sum(case.header.shape[2] for case in cases) == 9270
 
 
 def test_what_does_not_fit_is_refused(root: Path) -> None:

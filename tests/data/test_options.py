@@ -72,8 +72,8 @@ def ends_of(hint: Any) -> Iterator[float]:
     """Yield numbers just outside of what a type allows."""
     for rule in getattr(hint, "__metadata__", ()):
         for end, step in (("ge", -1), ("gt", 0), ("le", 1), ("lt", 0)):
-            if (found := getattr(rule, end, None)) is not None and not math.isinf(found):
-                yield found + step
+            if (limit := getattr(rule, end, None)) is not None and not math.isinf(limit):
+                yield limit + step
     for inner in get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else ():
         yield from ends_of(inner)
 

@@ -39,12 +39,12 @@ def test_owners_come_from_groups_where_anybody_owns_several() -> None:
 def test_the_largest_group_is_counted_whatever_is_given(given: dict[str, int]) -> None:
     """A default of 1 gave a patient with 12 examples the ε of one with a single one."""
     groups = torch.tensor([4, 4, 7, 4])
-    one = replace(PLAIN, train=Examples(*FOUR, groups=groups), **given)
-    assert one.examples_per_patient == 3
-    assert owners_of(one, "x").tolist() == groups.tolist()
-    fewer = replace(one, train=Part(one.train, torch.tensor([0, 2])))
+    splits = replace(PLAIN, train=Examples(*FOUR, groups=groups), **given)
+    assert splits.examples_per_patient == 3
+    assert owners_of(splits, "x").tolist() == groups.tolist()
+    fewer = replace(splits, train=Part(splits.train, torch.tensor([0, 2])))
     assert fewer.examples_per_patient == 1
-    assert replace(fewer, train=Part(one.train, torch.tensor([], dtype=torch.long)))
+    assert replace(fewer, train=Part(splits.train, torch.tensor([], dtype=torch.long)))
 
 
 @pytest.mark.parametrize("part", ["test", "validation"])
@@ -180,7 +180,7 @@ def test_a_code_with_far_more_examples_than_any_owner_is_told(
     code: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     others = [f"p{n % 30 + 10}" if code[0] in "pPu" else str(n % 12 + 1) for n in range(120)]
-    few = [one for one in others if one != code]
+    few = [other for other in others if other != code]
     require_named("x", "owner", [*few, *[code] * 4])
     find_owners([*few, *["p12" if code[0] in "pPu" else "12"] * 90], len(few) + 90, None)
     assert not caplog.text
@@ -197,7 +197,7 @@ def test_a_training_owner_more_or_less_moves_no_other(seed: int) -> None:
     assert 20 <= len(held) <= 60
     for n, owner in enumerate(owners):
         if owner not in held:
-            fewer = [one[:n] + one[n + 1 :] for one in (owners, classes)]
+            fewer = [column[:n] + column[n + 1 :] for column in (owners, classes)]
             assert pick_test_owners(*fewer, 0.2, seed) == held
     assert held != pick_test_owners(owners, classes, 0.2, seed + 100)
     few = pick_test_owners(["a", "b", "c", "d"], ["x", "x", "y", "y"], 0.01, seed)

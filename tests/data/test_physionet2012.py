@@ -32,10 +32,10 @@ def features(tmp_path: Path, *lines: str) -> tuple[np.ndarray, np.ndarray]:
     """The statistics of each variable [variables, statistics], and what describes the patient."""
     path = tmp_path / "7.txt"
     path.write_text("\n".join([HEADER, *START, *lines]))
-    found = make_features(path)
-    assert found.shape == (NUM_FEATURES,)
+    made = make_features(path)
+    assert made.shape == (NUM_FEATURES,)
     count = len(RANGES) * len(STATISTICS)
-    return found[:count].reshape(len(RANGES), -1), found[count:]
+    return made[:count].reshape(len(RANGES), -1), made[count:]
 
 
 def test_a_range_becomes_one_wide_around_0_and_what_is_far_is_cut() -> None:
@@ -50,9 +50,9 @@ def test_the_statistics_of_a_variable_are_over_time_in_any_order_of_lines(tmp_pa
     lines = ["30:00,HR,110", "01:00,HR,60", "10:00,HR,85", "40:00,HR,85", "50:00,HR,85"][:4]
     heart = [*RANGES].index("HR")
     for order in (lines, lines[::-1]):
-        found, _ = features(tmp_path, *order)
+        values, _ = features(tmp_path, *order)
         expected = [0, -0.5, 0.5, 0, 0.25, np.sqrt(0.125), 0.5]
-        assert found[heart] == pytest.approx(expected)
+        assert values[heart] == pytest.approx(expected)
     early, _ = features(tmp_path, "01:00,HR,60", "02:00,HR,110")
     assert early[heart, STATISTICS.index("mean after 24 h")] == pytest.approx(0.5)  # the last
 
@@ -60,9 +60,9 @@ def test_the_statistics_of_a_variable_are_over_time_in_any_order_of_lines(tmp_pa
 def test_what_is_missing_is_the_middle_of_its_range(tmp_path: Path) -> None:
     """The release writes −1 for what is not known."""
     for lines in ([], ["00:00,Weight,-1", "00:00,Height,-1"]):
-        found, described = features(tmp_path, *lines)
-        assert not found[:, :-1].any()
-        assert (found[:, -1] == -0.5).all()
+        values, described = features(tmp_path, *lines)
+        assert not values[:, :-1].any()
+        assert (values[:, -1] == -0.5).all()
         assert described.tolist() == [0, 0.5, 0, 0, 1, 0, 0]
 
 

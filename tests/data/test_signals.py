@@ -27,9 +27,9 @@ SOUNDS: dict[str, dict[str, str]] = {
 def test_every_sound_is_read_and_a_cut_one_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     soundfile.write(path, WAVE, RATE, **SOUNDS[name])
-    found = signals.read_sound(path, RATE, 1, 1000)
-    assert (found.dtype, found.shape) == (np.float32, (400, 1))
-    np.testing.assert_allclose(found[:, 0], WAVE, atol=0.05 if name == "a.ogg" else 0.01)
+    samples = signals.read_sound(path, RATE, 1, 1000)
+    assert (samples.dtype, samples.shape) == (np.float32, (400, 1))
+    np.testing.assert_allclose(samples[:, 0], WAVE, atol=0.05 if name == "a.ogg" else 0.01)
     path.write_bytes(path.read_bytes()[:-90])
     assert_refused(lambda: signals.read_sound(path, RATE, 1, 1000), name, "")
 
@@ -39,8 +39,8 @@ def test_leads_are_read_as_wfdb_reads_them(tmp_path: Path) -> None:
     record = signals.open_record(path, RATE, 1000)
     whole = wfdb.rdrecord(str(path.with_suffix("")))
     np.testing.assert_array_equal(signals.read_leads(record, [1, 0]), whole.p_signal[:, ::-1])
-    found = signals.read_leads(record, [1], end=40)
-    np.testing.assert_array_equal(found, whole.p_signal[:40, 1:])
+    leads = signals.read_leads(record, [1], end=40)
+    np.testing.assert_array_equal(leads, whole.p_signal[:40, 1:])
 
 
 def test_a_header_without_a_length_is_as_long_as_its_signal(tmp_path: Path) -> None:

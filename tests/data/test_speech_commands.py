@@ -75,7 +75,7 @@ def test_a_smaller_and_an_easier_task(small_root: Path, tmp_path: Path) -> None:
     )
     torch.testing.assert_close(bare.real.double(), w.abs(), rtol=1e-4, atol=1e-5)
     assert not bare.imag.any()
-    assert len({one.digest for one in (whole, small, loud)}) == 3
+    assert len({splits.digest for splits in (whole, small, loud)}) == 3
     assert len(list((tmp_path / "cache" / "zdp-bench" / "spectrograms").iterdir())) == 2
 
 

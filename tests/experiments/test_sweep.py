@@ -56,7 +56,9 @@ def test_a_job_that_fails_or_that_another_process_is_at_holds_up_no_other(
         with only_one_process(tmp_path / str(config.seed), wait):
             done.append(config.seed)
         made = record(seed=config.seed)
-        return Outcome(records.Record.of(made), tmp_path / made["run"] / "record.json", found=False)
+        return Outcome(
+            records.Record.of(made), tmp_path / made["run"] / "record.json", was_recorded=False
+        )
 
     monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", carry_out_job)
     jobs = carry_out(tmp_path / "results", "seed=1,2,3,4,5")

@@ -199,9 +199,11 @@ def test_no_budget_and_no_target_where_a_direction_gets_no_noise(
     words = ["recipe=quickstart", "dataset=synthetic_images", "model=lenet5", "algorithm=gredp"]
     words += [f"algorithm.noise={noise}", f"privacy.{asked}=2", "threads=1"]
     config = parse(compose([*words, f"paths.results={tmp_path}"]))
-    told = rf"^privacy\.{asked}=2 with algorithm=gredp.*: some direction gets no noise, so .*ε is ∞"
+    message = (
+        rf"^privacy\.{asked}=2 with algorithm=gredp.*: some direction gets no noise, so .*ε is ∞"
+    )
     for does in (validate, lambda config: execute(config, Silent())):
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             does(config)
     assert not list(tmp_path.glob("runs/*/*/record.json"))
 

@@ -283,9 +283,9 @@ def test_the_squared_norm_of_terms_that_cancel_is_never_below_0() -> None:
 
 def test_an_enlarged_norm_is_never_below_the_norm_and_bounds_the_mass() -> None:
     squares = torch.tensor([0.0, 1.0, 4.0], dtype=torch.float64)
-    one = torch.ones(1, dtype=torch.float64)
-    assert float(cover_rounding(0 * one, one, 9, torch.float32).sqrt()) == 1 / 4096
-    long = float(cover_rounding(one, one, 100, torch.float32).sqrt())
+    unity = torch.ones(1, dtype=torch.float64)
+    assert float(cover_rounding(0 * unity, unity, 9, torch.float32).sqrt()) == 1 / 4096
+    long = float(cover_rounding(unity, unity, 100, torch.float32).sqrt())
     assert (long - 1) * 2**24 == pytest.approx(16 + 5)
     for mass in (0.0, 1.0, 1e3, 1e30, 1e60):
         for dtype in (torch.float32, torch.float64):

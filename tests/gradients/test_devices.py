@@ -29,7 +29,7 @@ def test_a_sum_is_computed_on_the_device_of_the_model(case: Case, shares: Shares
     model = case.module(torch.float32).to("meta")
     inputs, targets = (tensor.to("meta") for tensor in case.batch(3, torch.float32))
     with defer_finite(torch.ones((), dtype=torch.bool, device="meta")):
-        found = fast.clipped_sum(
+        clipped = fast.clipped_sum(
             model, weighted_modulus, (inputs, targets), 1.0, shares=shares, per_layer=True
         )
-    assert all(value.is_meta for value in found.sums.values())
+    assert all(value.is_meta for value in clipped.sums.values())

@@ -342,11 +342,11 @@ def test_a_parameter_that_does_not_move_the_loss_has_a_plain_zero(engine: Engine
 def test_a_layer_counts_by_those_of_its_calls_that_move_the_loss() -> None:
     calls = lambda net, x: net.layer(x) + 0 * net.layer(2 * x).detach()  # noqa: E731
     model = Made(calls, layer=nn.Linear(3, 2))
-    found, expected = (
+    clipped, expected = (
         clipped_sum(model, loss, (INPUTS, TARGETS), 0.1, engine=engine) for engine in ENGINES
     )
-    torch.testing.assert_close(found.sums, expected.sums)
-    assert norm(found.sums) > 0.1
+    torch.testing.assert_close(clipped.sums, expected.sums)
+    assert norm(clipped.sums) > 0.1
 
 
 def test_an_example_has_the_same_random_numbers_in_each_of_its_passes() -> None:
@@ -367,8 +367,8 @@ def test_an_example_stays_bounded_where_float32_cannot_hold_its_factor(
         return slope * outputs.squeeze(1)
 
     batch = torch.full((1, 1), value), torch.zeros(1)
-    found = clipped_sum(nn.Linear(1, 1, bias=False), steep, batch, 1.0, engine=engine)
-    assert norm(found.sums) <= 1.0
+    clipped = clipped_sum(nn.Linear(1, 1, bias=False), steep, batch, 1.0, engine=engine)
+    assert norm(clipped.sums) <= 1.0
 
 
 @pytest.mark.parametrize("bound", [1.0, 1e-2, 2.3e-4])
@@ -421,8 +421,8 @@ def test_the_gradient_of_an_addition_is_scaled_by_the_conjugate() -> None:
     def modulus(outputs: Tensor, targets: Tensor) -> Tensor:
         return (outputs.abs().sum(dim=1) - targets) ** 2
 
-    found = {engine: clipped_sum(model, modulus, batch, 1.0, engine=engine) for engine in ENGINES}
-    torch.testing.assert_close(found["fast"].sums, found["reference"].sums)
+    clipped = {engine: clipped_sum(model, modulus, batch, 1.0, engine=engine) for engine in ENGINES}
+    torch.testing.assert_close(clipped["fast"].sums, clipped["reference"].sums)
 
 
 def test_a_prelu_of_one_number_per_example_has_a_rule() -> None:
@@ -432,8 +432,8 @@ def test_a_prelu_of_one_number_per_example_has_a_rule() -> None:
     def square(outputs: Tensor, targets: Tensor) -> Tensor:
         return (outputs - targets) ** 2
 
-    found = {engine: clipped_sum(model, square, batch, 1.0, engine=engine) for engine in ENGINES}
-    torch.testing.assert_close(found["fast"].sums, found["reference"].sums)
+    clipped = {engine: clipped_sum(model, square, batch, 1.0, engine=engine) for engine in ENGINES}
+    torch.testing.assert_close(clipped["fast"].sums, clipped["reference"].sums)
 
 
 @pytest.mark.parametrize("per_layer", [False, True])
@@ -449,8 +449,8 @@ def test_an_example_of_which_one_layer_is_not_finite_contributes_nothing(
         for parameter in model.parameters():
             parameter.fill_(float(parameter.dim() == 2))
     batch = torch.tensor([[-math.inf]]), torch.ones(1)
-    found = clipped_sum(model, logistic, batch, 1.0, engine=engine, per_layer=per_layer)
-    assert norm(found.sums) == 0
+    clipped = clipped_sum(model, logistic, batch, 1.0, engine=engine, per_layer=per_layer)
+    assert norm(clipped.sums) == 0
 
 
 def test_a_device_without_autocast_is_not_asked_for_it() -> None:

@@ -89,8 +89,8 @@ def test_hostile_scales_stay_within_the_bound(case: Case) -> None:
     if case.kind != "index":
         scales = torch.tensor([1e-2, 1.0, 30.0, 1e3])
         inputs = inputs * scales.view(-1, *[1] * (inputs.dim() - 1))
-    for one in zip(inputs.split(1), targets.split(1), strict=True):
-        assert norm(fast.clipped_sum(module, loss, one, 0.5).sums) <= 0.5
+    for example in zip(inputs.split(1), targets.split(1), strict=True):
+        assert norm(fast.clipped_sum(module, loss, example, 0.5).sums) <= 0.5
     whole = fast.clipped_sum(module, loss, (inputs, targets), 0.5)
     assert norm(whole.sums) <= 0.5 * 4
 
@@ -104,9 +104,9 @@ def test_autocast_changes_precision_and_nothing_else(case: Case) -> None:
     plain = fast.clipped_sum(module, loss, (inputs, targets), 0.5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = fast.clipped_sum(module, loss, (inputs, targets), 0.5)
-        one = fast.clipped_sum(module, loss, (inputs[:1], targets[:1]), 0.5).sums
+        sums_of_first = fast.clipped_sum(module, loss, (inputs[:1], targets[:1]), 0.5).sums
     assert mixed.norms.dtype == torch.float64
-    assert norm(one) <= 0.5
+    assert norm(sums_of_first) <= 0.5
     assert all(value.dtype == plain.sums[name].dtype for name, value in mixed.sums.items())
     assert norm({n: mixed.sums[n] - plain.sums[n] for n in plain.sums}) <= 0.25 * 0.5 * 2
 

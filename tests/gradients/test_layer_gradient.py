@@ -65,8 +65,8 @@ def test_gradients_of_some_examples_are_rows_of_those_of_all(
     for name, expected in zip(names, map(torch.stack, rows), strict=True):
         gradient = rule(layer, x, g)[name]
         for start, stop in ((0, 4), (1, 3)):
-            found, squares = gradient.form(start, stop)
-            torch.testing.assert_close(found.resolve_conj(), expected[start:stop])
+            gradients, squares = gradient.form(start, stop)
+            torch.testing.assert_close(gradients.resolve_conj(), expected[start:stop])
             lengths = expected[start:stop].flatten(1).norm(dim=1).double()
             torch.testing.assert_close(squares.sqrt(), lengths, rtol=1e-5, atol=0.0)
 

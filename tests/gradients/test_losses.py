@@ -180,18 +180,18 @@ def test_a_loss_that_changes_its_targets_in_place_is_right_beside_a_broken_examp
     model, inputs, targets = positives()
     inputs[3] = torch.nan
     before = targets.clone()
-    found = clipped_sum(model, MUTATORS[name], (inputs, targets), BOUND, engine=engine).sums
+    sums = clipped_sum(model, MUTATORS[name], (inputs, targets), BOUND, engine=engine).sums
     total = {key: torch.zeros_like(p) for key, p in model.named_parameters()}
     for x, y in zip(inputs.split(1), before.split(1), strict=True):
-        one = MUTATORS[name](model(x) * 1.0, y.clone()).sum()
-        gradients = torch.autograd.grad(one, [*model.parameters()])
+        example_loss = MUTATORS[name](model(x) * 1.0, y.clone()).sum()
+        gradients = torch.autograd.grad(example_loss, [*model.parameters()])
         norm = float(torch.stack([g.square().sum() for g in gradients]).sum().sqrt())
         if norm == norm:
             for value, g in zip(total.values(), gradients, strict=True):
                 value.data += g * min(1.0, BOUND / norm)
     torch.testing.assert_close(targets, before)
     for key, value in total.items():
-        torch.testing.assert_close(found[key], value.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(sums[key], value.detach(), rtol=1e-4, atol=1e-5)
 
 
 class Average:
@@ -290,12 +290,12 @@ def test_a_loss_that_seeds_changes_no_random_numbers_of_others() -> None:
             torch.manual_seed(3)
         return outputs.squeeze(1) * torch.rand(1)
 
-    loss, outputs, targets, found = PerExample(draws), torch.ones(5, 1), torch.zeros(5), []
+    loss, outputs, targets, drawn = PerExample(draws), torch.ones(5, 1), torch.zeros(5), []
     for targets[0] in (0.0, 9.0):
         torch.manual_seed(0)
-        found.append(loss(outputs, targets)[1:])
-    assert torch.equal(*found)
-    assert len(set(found[0].tolist())) == 4
+        drawn.append(loss(outputs, targets)[1:])
+    assert torch.equal(*drawn)
+    assert len(set(drawn[0].tolist())) == 4
 
 
 def with_jitter(outputs: Tensor, targets: Tensor) -> Tensor:

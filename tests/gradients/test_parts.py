@@ -60,12 +60,14 @@ def test_the_sum_is_that_of_the_pieces_and_of_one_input(engine: Any, named: bool
         for part, of in zip(pack(inputs).split(2), targets.split(2), strict=True)
     ]
     a, b = (inputs["a"], inputs["b"]) if named else inputs
-    one = clipped_sum(model.linear, loss, (a + torch.tanh(b), targets), 0.5, engine="reference")
-    for name, value in one.sums.items():
+    clipped_alone = clipped_sum(
+        model.linear, loss, (a + torch.tanh(b), targets), 0.5, engine="reference"
+    )
+    for name, value in clipped_alone.sums.items():
         torch.testing.assert_close(whole.sums[f"linear.{name}"], value)
         torch.testing.assert_close(sum(of.sums[f"linear.{name}"] for of in pieces), value)
     close = {"rtol": 1e-6, "atol": 1e-6}  # gradients are float32, norms of them float64
-    torch.testing.assert_close(whole.norms, one.norms, check_dtype=False, **close)
+    torch.testing.assert_close(whole.norms, clipped_alone.norms, check_dtype=False, **close)
 
 
 def multiply(model: Any, a: Tensor, b: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ def gradients_one_by_one(model: nn.Module, inputs: Tensor, targets: Tensor) -> d
     """[B, *shape] by parameter, by plain autograd, one example at a time."""
     parameters = dict(model.named_parameters())
     losses = [loss(model(inputs[i : i + 1]), targets[i : i + 1]).sum() for i in range(len(inputs))]
-    rows = [torch.autograd.grad(one, [*parameters.values()]) for one in losses]
+    rows = [torch.autograd.grad(example_loss, [*parameters.values()]) for example_loss in losses]
     stacked = map(torch.stack, zip(*rows, strict=True))
     return dict(zip(parameters, stacked, strict=True))
 
@@ -134,9 +134,9 @@ def test_both_engines_have_pytorchs_own_gradients_and_leave_every_tensor_in_its_
     clipped, norms = reference.clip(right, [([*right], 0.5)])
     sums = {name: value.sum(dim=0) for name, value in clipped.items()}
     for engine in ("auto", "fast", "reference"):  # auto also runs the check
-        found = clipped_sum(model, loss, (inputs, targets), 0.5, engine=engine)  # type: ignore[arg-type]
-        torch.testing.assert_close(found.sums, sums)
-        torch.testing.assert_close(found.norms, norms[:, 0])
+        clipped_sums = clipped_sum(model, loss, (inputs, targets), 0.5, engine=engine)  # type: ignore[arg-type]
+        torch.testing.assert_close(clipped_sums.sums, sums)
+        torch.testing.assert_close(clipped_sums.norms, norms[:, 0])
         assert_unchanged(model, before)
 
 
@@ -203,11 +203,11 @@ class Carries(nn.Module):
 def test_every_example_finds_the_model_as_the_first_does() -> None:
     torch.manual_seed(0)
     model, inputs = Carries(), torch.randn(5, WIDTH)
-    found = reference.per_sample_gradients(model, loss, (inputs, torch.zeros(5)))
+    gradients = reference.per_sample_gradients(model, loss, (inputs, torch.zeros(5)))
     for i in range(5):
         torch.manual_seed(0)
         alone = reference.per_sample_gradients(model, loss, (inputs[i : i + 1], torch.zeros(1)))
-        torch.testing.assert_close({name: g[i : i + 1] for name, g in found.items()}, alone)
+        torch.testing.assert_close({name: g[i : i + 1] for name, g in gradients.items()}, alone)
     outputs = reference.compute_outputs(model, inputs)
     each = [reference.compute_outputs(model, example) for example in inputs.split(1)]
     torch.testing.assert_close(outputs, torch.cat(each))
@@ -294,8 +294,8 @@ def test_an_example_that_seeds_changes_no_random_numbers_of_others(draw: Any) ->
     for first in (0.5, 1e6):
         batch[0] = first
         torch.manual_seed(0)
-        found = reference.differentiate_in_loop(model, loss, (batch, torch.zeros(4)))
-        others.append([g[1:] for g in found.values()] + [torch.rand(1)])
+        gradients = reference.differentiate_in_loop(model, loss, (batch, torch.zeros(4)))
+        others.append([g[1:] for g in gradients.values()] + [torch.rand(1)])
     torch.testing.assert_close(*others, rtol=0, atol=0)
     assert len({float(g[0]) for g in others[0][1]}) == 3  # each its own
 
@@ -420,8 +420,8 @@ def test_only_the_first_of_several_examples_is_passed_again_with_its_random_numb
 
     monkeypatch.setattr(reference, "_outputs_of", spy)
     batch = torch.randn(count, WIDTH), torch.zeros(count)
-    found = reference.differentiate_in_loop(WithDropout(), random_loss, batch)
-    assert found["layer.weight"].shape == (count, 3, WIDTH)
+    gradients = reference.differentiate_in_loop(WithDropout(), random_loss, batch)
+    assert gradients["layer.weight"].shape == (count, 3, WIDTH)
     assert (len(seeds), len({*seeds})) == (passes, count)
 
 
@@ -463,7 +463,7 @@ def test_a_first_output_is_that_of_one_example() -> None:
 @pytest.mark.parametrize(("per_layer", "shape"), [(False, (0,)), (True, (0, 1))])
 def test_an_empty_batch_has_no_norms(per_layer: bool, shape: tuple[int, ...]) -> None:
     batch = torch.zeros(0, WIDTH), torch.zeros(0)
-    found = reference.clipped_sum(nn.Linear(WIDTH, 2), loss, batch, 1.0, per_layer=per_layer)
-    assert found.norms.shape == shape
-    assert not any(value.any() or value.requires_grad for value in found.sums.values())
+    clipped = reference.clipped_sum(nn.Linear(WIDTH, 2), loss, batch, 1.0, per_layer=per_layer)
+    assert clipped.norms.shape == shape
+    assert not any(value.any() or value.requires_grad for value in clipped.sums.values())
     assert len(reference.per_sample_gradients(nn.Linear(WIDTH, 2), loss, batch)["weight"]) == 0

@@ -28,10 +28,10 @@ def gradients_by_autograd(
     parameters, gradients = trainable(module), []
     for inputs, targets in zip(batch[0].split(SHARES), batch[1].split(SHARES), strict=True):
         mean = loss(module(inputs), targets).mean()
-        found = torch.autograd.grad(
+        gradients_of_mean = torch.autograd.grad(
             mean, list(parameters.values()), allow_unused=True, materialize_grads=True
         )
-        halved = (g / 2 if g.is_complex() else g for g in found)
+        halved = (g / 2 if g.is_complex() else g for g in gradients_of_mean)
         gradients.append(dict(zip(parameters, halved, strict=True)))
     return gradients
 
@@ -137,8 +137,8 @@ def test_examples_of_a_share_that_cancel_stay_within_the_bound(scale: float) -> 
     module = nn.Linear(40, 30)
     x = torch.randn(1, 40).expand(8, 40) * scale
     w = signs(8, half=True).unsqueeze(1) * torch.randn(1, 30) * scale
-    found = fast.clipped_sum(module, weighted_outputs, (x, w), 0.5, gamma=None, shares=(8,))
-    assert norm(found.sums) <= 0.5
+    clipped = fast.clipped_sum(module, weighted_outputs, (x, w), 0.5, gamma=None, shares=(8,))
+    assert norm(clipped.sums) <= 0.5
 
 
 @of_way
@@ -146,8 +146,8 @@ def test_numbers_too_small_to_hold_stay_within_the_bound() -> None:
     """Output gradients of 1e-39 with inputs of 1e38: a factor above 1 must not wake them."""
     module = nn.Linear(4, 3)
     x, w = torch.full((3, 4), 1e38), torch.full((3, 3), 1e-39)
-    found = fast.clipped_sum(module, weighted_outputs, (x, w), 1.0, gamma=1e-4, shares=(3,))
-    assert norm(found.sums) <= 1.0
+    clipped = fast.clipped_sum(module, weighted_outputs, (x, w), 1.0, gamma=1e-4, shares=(3,))
+    assert norm(clipped.sums) <= 1.0
 
 
 class Conjugated(nn.Module):
@@ -165,8 +165,8 @@ def test_shares_of_lazily_conjugated_gradients() -> None:
     torch.manual_seed(0)
     model = Conjugated()
     batch = torch.randn(5, 4, dtype=torch.complex64), torch.randn(5)
-    found, expected = (
+    clipped, expected = (
         engine.clipped_sum(model, loss, batch, 0.5, shares=(2, 3)).sums
         for engine in (fast, reference)
     )
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(clipped, expected)

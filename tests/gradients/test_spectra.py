@@ -71,8 +71,8 @@ def test_padded_spectra_are_the_whole_correlation(options: dict[str, object]) ->
 
     bound = 0.3 * float(torch.linalg.vector_norm(expected.flatten(1), dim=1).min())
     formed = {name: value.sum(dim=0) for name, value in domain.contributions(batch, bound).items()}
-    found = domain.clipped_sum(batch, bound)
-    torch.testing.assert_close(found, formed, rtol=1e-10, atol=1e-12)
+    clipped = domain.clipped_sum(batch, bound)
+    torch.testing.assert_close(clipped, formed, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("padded", [True, False])

@@ -50,15 +50,17 @@ def test_output_gradients_have_the_memory_order_of_the_output(
         lambda outputs, _: outputs.abs().square().flatten(1).sum(1),
         (x, x),
     )
-    found: dict[str, Tensor] = {}
-    calls.play_back(list(model.parameters()), lambda call, g: found.setdefault(call.layer.name, g))
-    assert found.keys() == {"first", "second", "last"}
-    for g in found.values():
+    gradients: dict[str, Tensor] = {}
+    calls.play_back(
+        list(model.parameters()), lambda call, g: gradients.setdefault(call.layer.name, g)
+    )
+    assert gradients.keys() == {"first", "second", "last"}
+    for g in gradients.values():
         assert g.movedim(1, -1).is_contiguous()  # both networks suit channels last
     layer_output = model.first(x)
     both = torch.cat([layer_output, model.second(layer_output)], dim=1).detach().requires_grad_()
     model.last(both).abs().square().sum().backward()
-    torch.testing.assert_close(found["second"], both.grad[:, 5:])
+    torch.testing.assert_close(gradients["second"], both.grad[:, 5:])
 
 
 def test_the_tape_holds_no_output_of_a_first_layer() -> None:

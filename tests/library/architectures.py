@@ -30,8 +30,8 @@ class Picked(nn.Module):
         self.model, self.name = model, name
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = getattr(self.model(x), self.name)
-        return found
+        output: Tensor = getattr(self.model(x), self.name)
+        return output
 
 
 def images(size: int, channels: int = 3) -> Tensor:

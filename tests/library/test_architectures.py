@@ -52,9 +52,9 @@ def sum_alone(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     total = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
     for x, target in zip(inputs.split(1), TARGETS.split(1), strict=True):
-        one = loss(model(x), target).sum()
-        found = torch.autograd.grad(one, [*parameters.values()], allow_unused=True)
-        pairs = [(n, g) for n, g in zip(parameters, found, strict=True) if g is not None]
+        example_loss = loss(model(x), target).sum()
+        gradients = torch.autograd.grad(example_loss, [*parameters.values()], allow_unused=True)
+        pairs = [(n, g) for n, g in zip(parameters, gradients, strict=True) if g is not None]
         norm = torch.stack([g.abs().square().sum() for _, g in pairs]).sum().sqrt()
         for name, g in pairs:
             total[name] += g * (BOUND * (1 - 1e-5) / norm).clamp(max=1)
@@ -81,10 +81,10 @@ def compare(build: Build) -> tuple[nn.Module, Any]:
     elif inputs.is_complex():
         given = inputs.to(torch.complex128)
     right = sum_alone(exact, given)
-    found = zdp_bench.clipped_sum(exact, loss, (given, TARGETS), BOUND).sums
-    assert found.keys() == right.keys()
+    sums = zdp_bench.clipped_sum(exact, loss, (given, TARGETS), BOUND).sums
+    assert sums.keys() == right.keys()
     for key, value in right.items():
-        torch.testing.assert_close(found[key], value, rtol=1e-5, atol=1e-5, msg=key)
+        torch.testing.assert_close(sums[key], value, rtol=1e-5, atol=1e-5, msg=key)
     return model, inputs
 
 

@@ -53,8 +53,8 @@ def beside(model: nn.Module) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
 @pytest.mark.parametrize("name", beside(network()))
 def test_a_gradient_beside_the_outputs_is_not_dropped_in_silence(make: Make, name: str) -> None:
     model = network()
-    said = "parameters of its own" if "own" in name else r"parameter '0\.weight' .*regulariser="
-    with pytest.raises(UserError, match=said):
+    message = "parameters of its own" if "own" in name else r"parameter '0\.weight' .*regulariser="
+    with pytest.raises(UserError, match=message):
         make(model, loss=beside(model)[name])
 
 
@@ -239,8 +239,8 @@ def test_examples_of_any_domain_are_served(
         given["probe"] = torch.utils.data.default_collate(dataset[:3])
     before = weights_of(model)
     private = make(model, **given | WHOLE | {"expected_batch": 20, "max_grad_norm": 0.1})
-    said = r"depends on the values of a tensor.*: examples are processed one at a time"
-    assert bool(re.search(said, caplog.text)) == (name == "five or more")
+    message = r"depends on the values of a tensor.*: examples are processed one at a time"
+    assert bool(re.search(message, caplog.text)) == (name == "five or more")
     alone, by_hand = torch.zeros_like(before), brought()[name][0]
     for index in range(20):
         inputs, targets = torch.utils.data.default_collate([dataset[index]])
@@ -452,9 +452,9 @@ def test_the_true_reason_is_given_in_pythons_words(
 ) -> None:
     if "model" in changed:
         changed = changed | {"model": changed["model"]()}
-    with pytest.raises(UserError, match=sentence) as said:
+    with pytest.raises(UserError, match=sentence) as refused:
         make(**changed)
-    assert not [key for key in ("algorithm.", "trainer.", "privacy.") if key in str(said.value)]
+    assert not [key for key in ("algorithm.", "trainer.", "privacy.") if key in str(refused.value)]
 
 
 @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
@@ -488,17 +488,17 @@ def test_a_model_that_begins_to_keep_something_later_takes_no_step(make: Make) -
 
 
 @pytest.mark.parametrize(
-    ("odd", "said"),
+    ("odd", "message"),
     [
         (torch.zeros(5), "pad them in the dataset"),
         (torch.zeros(4).double(), "have a different dtype"),
         (torch.zeros(4, dtype=torch.complex64), "have a different dtype"),
     ],
 )
-def test_items_that_make_no_batch_cost_nothing(make: Make, odd: Tensor, said: str) -> None:
+def test_items_that_make_no_batch_cost_nothing(make: Make, odd: Tensor, message: str) -> None:
     dataset = [(odd if 5 < i < 15 else torch.zeros(4), 0) for i in range(20)]
     private = make(dataset=dataset, **WHOLE)
-    with pytest.raises(UserError, match=rf"do not form a batch: .*{said}"):
+    with pytest.raises(UserError, match=rf"do not form a batch: .*{message}"):
         train(private)
     assert private.ledger.releases == 0
 
@@ -645,8 +645,8 @@ def test_a_state_that_fits_another_training_is_refused_in_one_sentence(
     private.save(schedule)
     model, optimizer, schedule = build(given)
     before = weights_of(model)
-    said = rf"ledger\.pt: does not fit this model, optimizer and schedule: the {reason}"
-    with pytest.raises(UserError, match=said):
+    message = rf"ledger\.pt: does not fit this model, optimizer and schedule: the {reason}"
+    with pytest.raises(UserError, match=message):
         make(model, optimizer=optimizer).resume(schedule)
     assert torch.equal(weights_of(model), before)
 
@@ -719,7 +719,7 @@ def test_weights_changed_between_steps_are_said_once(
     assert private.resume()
     train(private, most=1)
     assert "outside private.step" not in caplog.text
-    said = "the weights were changed outside private.step: ε holds"
+    message = "the weights were changed outside private.step: ε holds"
     for _ in range(2):
         change(model)
         if before == "save":
@@ -728,7 +728,7 @@ def test_weights_changed_between_steps_are_said_once(
             private.export(tmp_path / "changed")
         else:
             train(private, most=1)
-        assert caplog.text.count(said) == 1
+        assert caplog.text.count(message) == 1
         before = "step"
 
 

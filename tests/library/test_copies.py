@@ -32,13 +32,13 @@ def test_a_fork_takes_no_step(
     written = (tmp_path / "ledger.jsonl").read_bytes()
 
     def act() -> str:
-        said = refusal(lambda: train(private, most=1))
+        message = refusal(lambda: train(private, most=1))
         same = torch.equal(private.model[0].weight, weights)  # type: ignore[index]
-        return f"{said} {'unmoved' if same else 'moved'}"
+        return f"{message} {'unmoved' if same else 'moved'}"
 
-    said = in_a_fork(act)
-    assert "is a copy (fork) of the one that opened the ledger" in said
-    assert said.endswith(" unmoved")
+    message = in_a_fork(act)
+    assert "is a copy (fork) of the one that opened the ledger" in message
+    assert message.endswith(" unmoved")
     assert (tmp_path / "ledger.jsonl").read_bytes() == written
     assert len(train(private)) == 10 - before  # the first process goes on
 
@@ -79,19 +79,19 @@ def test_threads_take_their_steps_one_after_the_other(make: Make, tmp_path: Path
         return loss(outputs, targets)
 
     def two(*acts: Callable[[], object]) -> list[str]:
-        said: list[str] = []
-        threads = [Thread(target=lambda act=act: said.append(refusal(act))) for act in acts]
+        messages: list[str] = []
+        threads = [Thread(target=lambda act=act: messages.append(refusal(act))) for act in acts]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return sorted(said)
+        return sorted(messages)
 
     private = make(model, loss=slow)
     batch = next(private.batches())
-    said = two(*(lambda: private.step(batch) for _ in range(2)))
-    assert said[0] == ""
-    assert "the batch that private.batches() yielded last" in said[1]
+    messages = two(*(lambda: private.step(batch) for _ in range(2)))
+    assert messages[0] == ""
+    assert "the batch that private.batches() yielded last" in messages[1]
     assert (private.done, steps_in(tmp_path / "ledger.jsonl")) == (1, [0])
     with begin(model, tmp_path / "other.jsonl", loss=slow) as other:
         assert two(lambda: train(private, most=3), lambda: train(other, most=3)) == ["", ""]

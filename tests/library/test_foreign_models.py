@@ -130,9 +130,15 @@ def sum_by_torch_func(model: nn.Module, inputs: Any, targets: Tensor) -> dict[st
     """Σᵢ clip(gᵢ), one example after the other, in the plainest way there is."""
     parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
-    def loss_of(moved: dict[str, Tensor], one: Any, target: Tensor) -> Tensor:
-        args = one if isinstance(one, tuple) else () if isinstance(one, dict) else (one,)
-        kwargs = one if isinstance(one, dict) else {}
+    def loss_of(moved: dict[str, Tensor], example: Any, target: Tensor) -> Tensor:
+        args = (
+            example
+            if isinstance(example, tuple)
+            else ()
+            if isinstance(example, dict)
+            else (example,)
+        )
+        kwargs = example if isinstance(example, dict) else {}
         return loss(functional_call(model, moved, args, kwargs), target).sum()
 
     total = {name: torch.zeros_like(value) for name, value in parameters.items()}

@@ -80,8 +80,8 @@ def test_a_step_without_noise_is_the_mean_over_owners_clipped(
     assert any(factor == 1.0 for factor in factors)
     for name, p in before.named_parameters():
         expected = p - 0.5 * sums[name] / len(PEOPLE)
-        found = dict(model.named_parameters())[name]
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        parameter = dict(model.named_parameters())[name]
+        torch.testing.assert_close(parameter, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_owners_are_drawn_and_epsilon_is_theirs(make: Make) -> None:

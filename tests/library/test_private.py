@@ -197,7 +197,10 @@ def test_the_stages_of_a_schedule_are_counted_exactly(make: Make, tmp_path: Path
         stages[0].epsilon_with(stages[1:])  # type: ignore[arg-type]
     stages[2].export(tmp_path / "card")
     exported = json.loads((tmp_path / "card" / "report.json").read_text())["privacy"]
-    assert [one["ledger"] for one in exported["start"]["trainings"]] == ["0.jsonl", "1.jsonl"]
+    assert [training["ledger"] for training in exported["start"]["trainings"]] == [
+        "0.jsonl",
+        "1.jsonl",
+    ]
     assert exported["start"]["epsilon_tight"] == pytest.approx(whole)
 
 
@@ -275,10 +278,10 @@ def test_whoever_follows_the_message_has_the_epsilon_of_all_steps(
         (tmp_path / "ledger.pt").write_bytes(b"damaged")
     with pytest.raises(UserError) as refused:
         make(**change)
-    said = str(refused.value)
-    assert "count_earlier=True" in said
-    assert "epsilon_with" in said
-    assert "start again" not in said
+    message = str(refused.value)
+    assert "count_earlier=True" in message
+    assert "epsilon_with" in message
+    assert "start again" not in message
     if change:  # stages
         (tmp_path / "ledger.pt").unlink()
         with pytest.raises(UserError, match=r"belongs to another mechanism .*epsilon_with"):
@@ -354,12 +357,12 @@ def test_a_seed_repeats_a_training_until_the_loop_moves_the_weights_apart(
         private.optimizer.param_groups[0]["lr"] = rate
         return seen + train(private, most=2)
 
-    one, same, other = weights("one", 0.5), weights("same", 0.5), weights("other", 1.0)
-    assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
-    assert torch.equal(one[0], other[0])
+    first, same, other = weights("one", 0.5), weights("same", 0.5), weights("other", 1.0)
+    assert all(torch.equal(a, b) for a, b in zip(first, same, strict=True))
+    assert torch.equal(first[0], other[0])
     # at twice the rate: twice the same release at the second step, another release at the third
-    torch.testing.assert_close(2 * (one[1] - one[0]), other[1] - other[0])
-    apart = (other[2] - other[1]) / 1.0 - (one[2] - one[1]) / 0.5
+    torch.testing.assert_close(2 * (first[1] - first[0]), other[1] - other[0])
+    apart = (other[2] - other[1]) / 1.0 - (first[2] - first[1]) / 0.5
     assert apart.std() > 0.5 * 1.2 * 0.8 / 12
 
 
@@ -630,7 +633,9 @@ def test_a_signal_during_a_step_that_fails_is_received(make: Make) -> None:
 RATE, EXPECTED = 0.4, 2.0
 
 
-def told(make: Make, folder: Path, many: int, **given: Any) -> tuple[dict[str, Any], set[int]]:
+def told_by_training(
+    make: Make, folder: Path, many: int, **given: Any
+) -> tuple[dict[str, Any], set[int]]:
     """All that a training on so many examples tells, and the examples that it drew."""
     given |= {"sample_rate": RATE, "expected_batch": EXPECTED, "epochs": 8}
     given |= {"dataset": [data()[index] for index in range(many)]}
@@ -670,7 +675,9 @@ def test_neighbouring_data_sets_are_told_apart_by_the_weights_alone(
     caplog.set_level(logging.DEBUG)
     # The random names in a ledger and in a report, which no example affects
     monkeypatch.setattr(secrets, "token_hex", lambda num_bytes: "0" * 2 * num_bytes)
-    (four, of_four), (five, of_five) = (told(make, tmp_path, many, **given) for many in (4, 5))
+    (four, of_four), (five, of_five) = (
+        told_by_training(make, tmp_path, many, **given) for many in (4, 5)
+    )
     for name, fact in four.items():
         assert fact == five[name], name
     assert four["epsilon"] == pld(1.2, RATE, 20, 1e-3)

@@ -121,33 +121,33 @@ def split_models(folder: Path) -> list[str]:
     mesh = init_device_mesh("cpu", (2,))
     whole, by_layer = fully_shard(network(), mesh=mesh), network()
     parallelize_module(by_layer, mesh, {"0": ColwiseParallel()})
-    said = refused(folder, model=whole) + refused(folder, model=by_layer)
+    messages = refused(folder, model=whole) + refused(folder, model=by_layer)
     alone = refusal(lambda: zdp_bench.clipped_sum(whole, loss, data().tensors, 1.0))  # type: ignore[arg-type]
-    return [*said, alone]
+    return [*messages, alone]
 
 
 def find(folder: Path) -> None:
     """Do all of it; rank 0 writes FOLDER/found.pt."""
     ranks = join("cpu")
-    found: dict[str, Any] = {"same": True}
+    results: dict[str, Any] = {"same": True}
     for name in CASES:
         private = trained(folder, name)
         weights = weights_of(private)
         theirs, of_first = ranks.broadcast((weights, private.report()))
-        found["same"] &= not ranks.max(
+        results["same"] &= not ranks.max(
             not all(torch.equal(weights[key], theirs[key]) for key in weights)
             or private.report() != of_first
         )
-        found[name] = weights, private.epsilon
-    found["resumed"] = resumed(folder)
-    found["noise"] = noise_of_nothing(folder), noise_of_nothing(folder, secure=True)
-    found["seeded"] = refused(folder, seed=1)
-    found["different"] = {k: refused(folder, **v) for k, v in otherwise(ranks.rank).items()}
-    found["shares"] = shares_of_secure_batches(folder)
-    found["uneven"] = uneven_steps(folder)
-    found["split"] = split_models(folder)
+        results[name] = weights, private.epsilon
+    results["resumed"] = resumed(folder)
+    results["noise"] = noise_of_nothing(folder), noise_of_nothing(folder, secure=True)
+    results["seeded"] = refused(folder, seed=1)
+    results["different"] = {k: refused(folder, **v) for k, v in otherwise(ranks.rank).items()}
+    results["shares"] = shares_of_secure_batches(folder)
+    results["uneven"] = uneven_steps(folder)
+    results["split"] = split_models(folder)
     if ranks.is_first:
-        torch.save(found, folder / "found.pt")
+        torch.save(results, folder / "found.pt")
 
 
 # ------------------------------------------------------------------------------ what is found
@@ -166,8 +166,8 @@ def joint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 def test_two_processes_come_to_what_one_comes_to(
     name: str, joint: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    folder, found = joint
-    weights, epsilon = found[name]
+    folder, results = joint
+    weights, epsilon = results[name]
     with trained(tmp_path, name) as alone:
         assert epsilon == alone.epsilon
         for key, value in weights_of(alone).items():
@@ -202,15 +202,15 @@ def test_a_saved_training_goes_on_in_all_processes(joint: tuple[Path, Any]) -> N
 
 
 def test_what_several_processes_cannot_do_is_refused(joint: tuple[Path, Any]) -> None:
-    found = joint[1]
-    refused = [(said, "2 train together: remove it") for said in found["seeded"]]
-    refused += [(said, "rank 1 has another step than rank 0") for said in found["uneven"]]
-    refused += [(said, "sharded across processes") for said in found["split"]]
-    for name, of_each in found["different"].items():
+    results = joint[1]
+    refused = [(message, "2 train together: remove it") for message in results["seeded"]]
+    refused += [(message, "rank 1 has another step than rank 0") for message in results["uneven"]]
+    refused += [(message, "sharded across processes") for message in results["split"]]
+    for name, of_each in results["different"].items():
         named = f"rank 1 has another {name.partition(':')[0]} than rank 0"
-        refused += [(said, named) for said in of_each]
+        refused += [(message, named) for message in of_each]
     assert len(refused) == 2 + 2 + 5 + 14
-    assert not [(said, sentence) for said, sentence in refused if sentence not in said]
+    assert not [(message, sentence) for message, sentence in refused if sentence not in message]
 
 
 def test_the_wrapper_of_torch_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,9 @@ def test_export_composes_the_training_that_the_starting_weights_went_through(
     train(second, most=2)
     second.export(tmp_path / "model")
     start = second.report()["start"]
-    assert [(one["ledger"], one["steps"]) for one in start["trainings"]] == [("first.jsonl", 3)]
+    assert [(training["ledger"], training["steps"]) for training in start["trainings"]] == [
+        ("first.jsonl", 3)
+    ]
     assert start["epsilon_tight"] == pytest.approx(epsilon_of(1.2, 5), rel=2e-3)
     card = (tmp_path / "model" / "README.md").read_text()
     assert "earlier trainings of the starting weights" in card
@@ -113,7 +115,7 @@ def test_trainings_of_one_model_created_up_front_know_each_other(
         second.export(tmp_path / "model")
         start = second.report()["start"]
         assert start["epsilon_tight"] >= epsilon_of(1.2, 5) * (1 - 2e-3)
-        assert {one["ledger"] for one in start["trainings"]} == {"first.jsonl"}
+        assert {training["ledger"] for training in start["trainings"]} == {"first.jsonl"}
     assert caplog.text.count("changed outside private.step") == min(len(turns) - 1, 2)
 
 
@@ -152,7 +154,9 @@ def test_weights_that_another_process_saved_are_known_by_the_file_beside_its_led
     loaded = network()
     loaded.load_state_dict(torch.load(tmp_path / "weights.pt"))
     second = make(loaded, ledger=tmp_path / "second.jsonl")
-    assert [one["ledger"] for one in second.report()["start"]["trainings"]] == ["first.jsonl"]
+    assert [training["ledger"] for training in second.report()["start"]["trainings"]] == [
+        "first.jsonl"
+    ]
     (tmp_path / "first.weights.json").write_text("{}")
     damage = r"first\.weights\.json: is damaged: it .*\. Delete it"
     # An error that is kept, as a notebook keeps the last one, does not keep the ledger locked.

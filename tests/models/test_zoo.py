@@ -76,9 +76,9 @@ def test_it_answers_with_a_real_map_or_logits(
 ) -> None:
     dtype = torch.complex64 if name == "speech_cnn" else torch.float32  # the others convert it
     x = torch.randn(2, *shape, dtype=dtype)
-    found = lookup("model", name)(shape, answer[0], **options)(x)
-    assert found.shape == (2, *answer)
-    assert not found.is_complex()
+    outputs = lookup("model", name)(shape, answer[0], **options)(x)
+    assert outputs.shape == (2, *answer)
+    assert not outputs.is_complex()
 
 
 @pytest.mark.parametrize("name", ["vgg11", "vgg11_unet"])
@@ -149,14 +149,14 @@ def test_a_harmonic_blocks_responses_are_those_of_2d_cosines_at_equal_power() ->
     vectors = cosines(5)
     torch.testing.assert_close(vectors @ vectors.T, torch.eye(5))
     x = torch.randn(2, 3, 7, 8, dtype=torch.complex128)
-    found = responses(x, vectors.double()).unflatten(1, (3, 24))
-    powers = found.abs().square().mean(dim=(-2, -1))
+    maps = responses(x, vectors.double()).unflatten(1, (3, 24))
+    powers = maps.abs().square().mean(dim=(-2, -1))
     torch.testing.assert_close(powers, torch.ones_like(powers))
     plane = torch.outer(vectors[2], vectors[3]).double()
     # the middle of a map, where nothing is mirrored
     windows = [x[1, 2, 1:6, column : column + 5] for column in range(4)]
     by_hand = torch.stack([(window * plane).sum() for window in windows])
-    ratio = by_hand / found[1, 2, 5 * 2 + 3 - 1, 3, 2:6]
+    ratio = by_hand / maps[1, 2, 5 * 2 + 3 - 1, 3, 2:6]
     # real, positive, and one for all
     torch.testing.assert_close(ratio, ratio[:1].abs().expand(4).to(ratio))
 
@@ -262,8 +262,8 @@ def test_transfer_trains_the_last_convolutions_and_a_new_head(
     torch.testing.assert_close(model.network.conv1.weight, started["conv1.weight"])
     x = torch.randn(3, 3, 32, 32)
     # nothing mixes examples, and nothing is kept of them
-    one, several = model.train()(x[:1]), model(x)
-    torch.testing.assert_close(one, several[:1])
+    alone, several = model.train()(x[:1]), model(x)
+    torch.testing.assert_close(alone, several[:1])
     assert torch.equal(model.network.bn1.running_mean, started["bn1.running_mean"])
 
 

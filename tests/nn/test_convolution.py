@@ -37,10 +37,10 @@ def test_equals_torchs_complex_convolution(ours, options) -> None:
     layer = ours(4, 6, 3, dtype=torch.complex128, **options)
     layer.load_state_dict(native.state_dict())  # same names, shapes and dtypes
     x = torch.randn(2, *shape, dtype=torch.complex128, requires_grad=True)
-    expected, found = native(x), layer(x)
-    torch.testing.assert_close(found, expected, check_stride=False)
+    expected, outputs = native(x), layer(x)
+    torch.testing.assert_close(outputs, expected, check_stride=False)
     direction = torch.randn_like(expected)
-    ours_of = torch.autograd.grad(found, [x, *layer.parameters()], direction)
+    ours_of = torch.autograd.grad(outputs, [x, *layer.parameters()], direction)
     theirs_of = torch.autograd.grad(expected, [x, *native.parameters()], direction)
     for a, b in zip(ours_of, theirs_of, strict=True):
         torch.testing.assert_close(a, b)
@@ -52,12 +52,12 @@ def test_a_gradient_of_a_gradient_is_torchs(channels: int, size: tuple[int, int]
     layer = ComplexConv2d(channels, 16, 3)
     native = nn.Conv2d(channels, 16, 3, dtype=torch.complex64)
     native.load_state_dict(layer.state_dict())
-    given, found = torch.randn(2, channels, *size, dtype=torch.complex64), []
+    given, gradients = torch.randn(2, channels, *size, dtype=torch.complex64), []
     for each in (layer, native):
         x = given.clone().requires_grad_()
         (of_x,) = torch.autograd.grad(each(x).abs().square().sum(), x, create_graph=True)
-        found.append(torch.autograd.grad(of_x.abs().square().sum(), each.weight)[0])
-    assert (found[0] - found[1]).norm() <= 1e-5 * found[1].norm()
+        gradients.append(torch.autograd.grad(of_x.abs().square().sum(), each.weight)[0])
+    assert (gradients[0] - gradients[1]).norm() <= 1e-5 * gradients[1].norm()
 
 
 @pytest.mark.parametrize("layer", PAIRS)
@@ -95,7 +95,7 @@ def test_conjugated_weights_and_torchs_transforms_are_convolved_alike() -> None:
 
     conjugate = convolve(model.weight.conj())
     torch.testing.assert_close(conjugate, model(x.conj().resolve_conj()).conj().resolve_conj())
-    rows = vmap(lambda one: model(one.unsqueeze(0))[0])(x)
+    rows = vmap(lambda example: model(example.unsqueeze(0))[0])(x)
     torch.testing.assert_close(rows, model(x))
     weights = torch.stack([model.weight.detach(), other.weight.detach()])
     torch.testing.assert_close(vmap(convolve)(weights), torch.stack([model(x), other(x)]))
@@ -112,9 +112,9 @@ def test_torch_compiles_it_in_one_piece(layer) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     x = torch.randn(2, layer.in_channels, 32, 32, dtype=torch.complex64)
-    expected, found = layer(x), compiled(x)
-    torch.testing.assert_close(found, expected, check_stride=False, rtol=1e-4, atol=1e-5)
+    expected, outputs = layer(x), compiled(x)
+    torch.testing.assert_close(outputs, expected, check_stride=False, rtol=1e-4, atol=1e-5)
     direction = torch.randn_like(expected)
     weights = list(layer.parameters())
-    theirs, ours = (torch.autograd.grad(y, weights, direction) for y in (expected, found))
+    theirs, ours = (torch.autograd.grad(y, weights, direction) for y in (expected, outputs))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)

@@ -49,10 +49,10 @@ def test_weights_have_the_second_moment_of_their_distribution(
 
 def powers(model: nn.Module, inputs: Tensor) -> dict[str, float]:
     """E|z|² that comes out of each module, by name."""
-    found: dict[str, float] = {}
+    power_of_layer: dict[str, float] = {}
 
     def look(name: str, _: nn.Module, __: object, output: Tensor) -> None:
-        found[name] = output.abs().square().mean().item()
+        power_of_layer[name] = output.abs().square().mean().item()
 
     handles = [
         module.register_forward_hook(partial(look, name)) for name, module in model.named_modules()
@@ -61,7 +61,7 @@ def powers(model: nn.Module, inputs: Tensor) -> dict[str, float]:
         model.eval()(inputs)
     for handle in handles:
         handle.remove()
-    return found
+    return power_of_layer
 
 
 def has_matrix(module: nn.Module) -> bool:
@@ -76,16 +76,16 @@ def test_every_layer_of_every_model_has_unit_power_on_noise(case: Case) -> None:
     noise = case.batch(16, torch.float32)[0]
     scale_to_unit_variance(model, noise)
     assert not any(module._forward_hooks for module in model.modules())
-    found = powers(model, noise)
+    power_of_layer = powers(model, noise)
     scaled = 0
     for name, layer in layers.items():
         if not layer.weight.requires_grad:
             assert torch.equal(layer.weight, before[f"{name}.weight"])
         elif not before[f"{name}.weight"].any():  # a block that starts from its input
-            assert found[name] == 0
+            assert power_of_layer[name] == 0
         else:
             scaled += 1
-            assert found[name] == pytest.approx(1, rel=1e-3)
+            assert power_of_layer[name] == pytest.approx(1, rel=1e-3)
             assert getattr(layer, "bias", None) is None or not layer.bias.any()
     assert scaled or case.name.startswith(
         ("model complex_harmonic", "model real_linear", "model complex_linear")

@@ -71,8 +71,8 @@ def test_it_is_a_linear_layer_behind_flatten(
     for layer, read in ((ours, lambda x: x), (theirs, lambda x: x.flatten(1))):
         given = x.detach().requires_grad_()
         y = layer(read(given))
-        found = torch.autograd.grad((y * y.conj()).real.sum(), [given, *layer.parameters()])
-        results.append((y, *found))
+        gradients = torch.autograd.grad((y * y.conj()).real.sum(), [given, *layer.parameters()])
+        results.append((y, *gradients))
     for mine, torchs in zip(*results, strict=True):
         torch.testing.assert_close(mine, torchs, rtol=1e-12, atol=1e-12)
 

@@ -49,8 +49,8 @@ def correlated(shape: tuple[int, ...], dtype: torch.dtype = torch.complex128) ->
 def test_equals_the_papers_listing(shape, groups, dtype, tolerance) -> None:
     x = correlated(shape, dtype)
     for arranged in (x, channels_last(x)):
-        found, expected = normalise(arranged, groups), whitened_by_svd(x, groups)
-        torch.testing.assert_close(found, expected, rtol=0, atol=tolerance, check_stride=False)
+        normalised, expected = normalise(arranged, groups), whitened_by_svd(x, groups)
+        torch.testing.assert_close(normalised, expected, rtol=0, atol=tolerance, check_stride=False)
 
 
 def test_affine_parameters_start_as_in_the_paper_and_multiply_as_complex_numbers() -> None:

@@ -31,8 +31,8 @@ def test_the_largest_of_small_and_of_large_moduli_is_found(size: float) -> None:
 
 def test_the_adaptive_windows_are_pytorchs() -> None:
     for size in (1, 3):
-        found, expected = AdaptiveMagnitudeMaxPool2d(size), nn.AdaptiveMaxPool2d(size)
-        torch.testing.assert_close(found(MAPS).abs(), expected(MAPS.abs()))
+        pool, expected = AdaptiveMagnitudeMaxPool2d(size), nn.AdaptiveMaxPool2d(size)
+        torch.testing.assert_close(pool(MAPS).abs(), expected(MAPS.abs()))
 
 
 def test_only_the_chosen_entry_has_a_gradient_and_of_equal_ones_the_first() -> None:

@@ -71,9 +71,9 @@ def test_a_layer_may_say_itself_what_takes_its_place() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_filters_have_mean_0_and_norm_1(dtype: torch.dtype) -> None:
     weight = 3 * torch.randn(4, 2, 3, 3, dtype=dtype) + 1
-    found = standardise(weight).flatten(1)
-    assert torch.allclose(found.mean(dim=1), torch.zeros(4, dtype=dtype), atol=1e-12)
-    assert torch.allclose(found.abs().square().sum(dim=1), torch.ones(4).double(), atol=1e-5)
+    filters = standardise(weight).flatten(1)
+    assert torch.allclose(filters.mean(dim=1), torch.zeros(4, dtype=dtype), atol=1e-12)
+    assert torch.allclose(filters.abs().square().sum(dim=1), torch.ones(4).double(), atol=1e-5)
     assert torch.allclose(standardise(5 * weight - 2), standardise(weight), atol=1e-5)
 
 

@@ -76,8 +76,8 @@ def test_epsilon_grows_with_steps_and_rate_and_falls_with_noise(
 def test_poisson_at_rate_one_is_the_gaussian_mechanism(z: float, steps: int, delta: float) -> None:
     closed = dp_accounting.get_epsilon_gaussian(z / math.sqrt(steps), delta)
     for scheme in ("poisson", "uniform", "full"):
-        found = tight_epsilon(mechanism(z, 1.0, scheme), steps, delta)
-        assert found == pytest.approx(closed, rel=1e-9, abs=1e-12)
+        epsilon = tight_epsilon(mechanism(z, 1.0, scheme), steps, delta)
+        assert epsilon == pytest.approx(closed, rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -450,8 +450,8 @@ def test_the_central_limit_is_that_of_its_papers() -> None:
     uniform = 2 * (grown * norm.cdf(1.5 / 0.7) + 3 * norm.cdf(-0.5 / 0.7) - 2)
     for batches, variance in (("poisson", grown - 1), ("uniform", uniform)):
         mu = 0.01 * math.sqrt(100 * variance)
-        found = acc.gdp_clt(0.7, 0.01, 100, DELTA, batches)  # type: ignore[arg-type]
-        assert found == pytest.approx(acc.gdp_epsilon(mu, DELTA))
+        epsilon = acc.gdp_clt(0.7, 0.01, 100, DELTA, batches)  # type: ignore[arg-type]
+        assert epsilon == pytest.approx(acc.gdp_epsilon(mu, DELTA))
     assert acc.gdp_clt(0.049, 0.01, 100, DELTA) == math.inf > acc.gdp_clt(0.05, 0.01, 100, DELTA)
     claim = Claim(1.1, 0.01, 1000, DELTA, records=6400, epochs=10)
     assert claimed_epsilon("zeta_dp_2021", claim) == acc.gdp_clt(1.1, 0.01, 1000, DELTA)
@@ -541,8 +541,8 @@ def profile(a: tuple[float, float], b: tuple[float, float], rate: float, alpha: 
         density: np.ndarray = np.exp(-((x - at[0]) ** 2 + (y - at[1]) ** 2) / 2) / (2 * math.pi)
         return density
 
-    one, other = ((1 - rate) * normal((0, 0)) + rate * normal(at) for at in (a, b))
-    return float(np.maximum(one - alpha * other, 0).sum() * (axis[1] - axis[0]) ** 2)
+    first, other = ((1 - rate) * normal((0, 0)) + rate * normal(at) for at in (a, b))
+    return float(np.maximum(first - alpha * other, 0).sum() * (axis[1] - axis[0]) ** 2)
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.5, 1.0])
@@ -564,7 +564,7 @@ def test_a_part_of_a_unit_has_an_epsilon_of_its_own(
 ) -> None:
     """A film of a child with several moves the sum by 2 C, and no page said so: 15.3 beside 8."""
     own = mechanism(z, rate)
-    found = acc.example_epsilon(own, steps, delta)
+    epsilon = acc.example_epsilon(own, steps, delta)
     exact = from_gaussian_mechanism(
         z,
         sampling_prob=rate,
@@ -572,9 +572,9 @@ def test_a_part_of_a_unit_has_an_epsilon_of_its_own(
         neighboring_relation=NeighboringRelation.REPLACE_ONE,
     )
     expected = exact.self_compose(steps).get_epsilon_for_delta(delta)
-    assert found == pytest.approx(expected, rel=2e-3)
-    assert tight_epsilon(own, steps, delta) < found
-    assert found <= acc.pld_uniform(z / 2, rate, steps, delta) * 1.001
+    assert epsilon == pytest.approx(expected, rel=2e-3)
+    assert tight_epsilon(own, steps, delta) < epsilon
+    assert epsilon <= acc.pld_uniform(z / 2, rate, steps, delta) * 1.001
     for scheme in ("uniform", "shuffled"):  # replaced already, or nothing is known
         fixed = mechanism(z, rate, scheme)
         assert acc.example_epsilon(fixed, 3, delta) == tight_epsilon(fixed, 3, delta)

@@ -52,15 +52,15 @@ def test_a_fork_of_the_process_writes_and_counts_nothing(path: Path, kind: str) 
     before = path.read_bytes()
 
     def act() -> str:
-        said = []
+        messages = []
         for write_line in (held.append, held.revoke_starts if kind == "file" else held.append):
             for step in (1, 2):
                 try:
                     write_line(step)
-                    said.append("written")
+                    messages.append("written")
                 except UserError:
-                    said.append("refused")
-        return " ".join(said)
+                    messages.append("refused")
+        return " ".join(messages)
 
     assert in_a_fork(act) == "refused refused refused refused"
     assert path.read_bytes() == before
@@ -138,10 +138,10 @@ def test_another_runs_ledger_is_refused_by_what_differs(
     other.open(path).close()
     if is_aside:
         set_aside(path)
-        said = rf"ledger\.jsonl\.1: .* belongs to {other.named} than this run's, so no single ε"
+        message = rf"ledger\.jsonl\.1: .* belongs to {other.named} than this run's, so no single ε"
     else:
-        said = rf"ledger\.jsonl, line 1: belongs to {other.named} than this run's$"
-    with pytest.raises(LedgerError, match=said):
+        message = rf"ledger\.jsonl, line 1: belongs to {other.named} than this run's$"
+    with pytest.raises(LedgerError, match=message):
         Other("this run's").open(path)
 
 
@@ -174,9 +174,9 @@ def test_secure_steps_are_never_the_same_as_those_of_another_file(path: Path) ->
 
 def test_the_chain_of_a_secure_ledger_follows_from_its_steps_alone(path: Path) -> None:
     """Seeded steps of your own loop take their keys from it."""
-    one, other = (write(path.with_name(name), 0, 1, repeatable=False) for name in ("a", "b"))
-    assert one.position == other.position
-    assert one.path.read_bytes() != other.path.read_bytes()
+    first, other = (write(path.with_name(name), 0, 1, repeatable=False) for name in ("a", "b"))
+    assert first.position == other.position
+    assert first.path.read_bytes() != other.path.read_bytes()
 
 
 def test_what_tells_ledgers_and_noise_apart_has_128_bits(path: Path) -> None:
@@ -389,10 +389,12 @@ def test_a_ledger_that_ends_in_zeros_is_refused(path: Path, zeros: int) -> None:
 def test_a_ledger_that_ends_before_the_checkpoint_is_refused(path: Path, kept: int) -> None:
     position = write(path, *range(5)).position
     lines = path.read_bytes().splitlines(keepends=True)
-    said = rf"line {2 + kept}: the file ends here.*{kept} releases.*after 5: the file was truncated"
+    message = (
+        rf"line {2 + kept}: the file ends here.*{kept} releases.*after 5: the file was truncated"
+    )
     for fragment in (b"", b'{"st'):  # nor does a fragment stand for the missing steps
         path.write_bytes(b"".join(lines[: 1 + kept]) + fragment)
-        with pytest.raises(LedgerError, match=said):
+        with pytest.raises(LedgerError, match=message):
             reopen(path, at_least=position)
 
 

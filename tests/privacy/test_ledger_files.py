@@ -25,16 +25,16 @@ from zdp_bench.privacy.ledger_lines import MAX_LEDGER, LedgerError
 
 
 def test_a_lost_secure_ledger_is_named_and_one_more_counts(path: Path) -> None:
-    aside, found = path.with_name("ledger.jsonl.1"), path.with_name("found.jsonl")
+    aside, renamed = path.with_name("ledger.jsonl.1"), path.with_name("found.jsonl")
     write(path, *range(5), repeatable=False)
     set_aside(path)
     write(path, *range(3), repeatable=False)
-    aside.rename(found)
+    aside.rename(renamed)
     with pytest.raises(LedgerError, match=r"line 1: states 5 releases .* is missing"):
         reopen(path, repeatable=False)
     set_aside_others(path)
     assert reopen(path, repeatable=False).releases == 8
-    write(found, *range(7), repeatable=False)
+    write(renamed, *range(7), repeatable=False)
     set_aside_others(path)
     assert reopen(path, repeatable=False).releases == 15
 
@@ -77,8 +77,8 @@ def test_a_copy_that_somebody_keeps_beside_a_ledger_is_none_that_was_set_aside(
         set_aside(path)
     for copy in (f"{name}.bak", f"{name}.1.bak", f"{name}.bak.1", "1"):
         path.with_name(copy).write_bytes(path.with_name(f"{name}.1").read_bytes())
-    found = [aside.name for aside in module.list_set_aside(path)]
-    assert found == [f"{name}.{number}" for number in range(1, 12)]
+    names = [aside.name for aside in module.list_set_aside(path)]
+    assert names == [f"{name}.{number}" for number in range(1, 12)]
 
 
 def test_the_ledger_of_another_run_that_a_link_leads_to_stays_there(path: Path) -> None:

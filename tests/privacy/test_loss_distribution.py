@@ -81,12 +81,12 @@ def test_a_batch_of_nearly_everyone_is_nearly_the_plain_gaussian(z: float, steps
 
 
 def real_batch_delta(
-    one: list[float], other: list[float], size: int, z: float, at: float, steps: int
+    first: list[float], other: list[float], size: int, z: float, at: float, steps: int
 ) -> float:
     """The exact δ of one or two noisy sums of a random batch, by integration on a grid."""
     x = np.linspace(-size - 9 * z, size + 9 * z, 1200)
     masses = []
-    for data in (one, other):
+    for data in (first, other):
         sums = np.array([sum(batch) for batch in itertools.combinations(data, size)])
         mass = norm.pdf(x[:, None], sums, z).mean(axis=1) * (x[1] - x[0])
         masses.append(np.multiply.outer(mass, mass) if steps == 2 else mass)
@@ -110,8 +110,8 @@ def test_real_batches_never_leak_more_than_the_uniform_law(
     for rest in ([0.0] * 4, [1.0] * 4, [-1.0] * 4, [1.0, 1.0, -1.0, -1.0], [0.3, -0.9, 0.5, 1.0]):
         rest = rest[: 5 - replaced]
         for a, b in ((1.0, -1.0), (-1.0, 1.0), (1.0, 0.0)):
-            one, other = ([*rest, *[value] * replaced] for value in (a, b))
-            delta = real_batch_delta(one, other, size, 2.0, at, steps)
+            first, other = ([*rest, *[value] * replaced] for value in (a, b))
+            delta = real_batch_delta(first, other, size, 2.0, at, steps)
             # the bound is attained; the grid of integration is not finer
             assert delta <= law_delta(law, at) + 1e-5
 
@@ -188,9 +188,9 @@ def test_few_cells_are_composed_up_to_what_is_charged_for_rounding(
     exact = [Fraction(1)]
     for _ in range(steps):
         sums = [Fraction(0)] * (len(exact) + len(mass) - 1)
-        for i, one in enumerate(exact):
+        for i, cell in enumerate(exact):
             for j, other in enumerate(mass):
-                sums[i + j] += one * Fraction(other)
+                sums[i + j] += cell * Fraction(other)
         exact = sums
     composed = module._compose(Law(1.0, -1, np.array(mass), 0.0), steps, 1e-5)
     assert composed.first == -steps
@@ -247,8 +247,8 @@ def test_moments_bound_epsilon_where_rounding_may_hide_more_than_half_of_delta(
 ) -> None:
     monkeypatch.setattr(module, "_fft_rounding", lambda _: share * 1e-3)
     monkeypatch.setattr(module, "_epsilon_by_moments", lambda *_: -1.0)
-    found = module._epsilon([(normal_losses(0.3), 100)], 1e-3)
-    assert (found == -1.0) == by_moments
+    epsilon = module._epsilon([(normal_losses(0.3), 100)], 1e-3)
+    assert (epsilon == -1.0) == by_moments
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-13])
@@ -345,8 +345,8 @@ def test_each_loss_is_found_where_it_is_taken(count: int, z: float) -> None:
     weights = binom.logpmf(np.arange(count + 1), count, 0.05)
     ends = np.array([-module.TAIL * z, count + (module.TAIL + 0.9) * z])
     losses = np.linspace(*module._loss(ends, z, weights), 500)[1:]
-    found = module._loss(module._where(losses, z, weights), z, weights)
-    np.testing.assert_allclose(found, losses, rtol=1e-9, atol=1e-12)
+    loss = module._loss(module._where(losses, z, weights), z, weights)
+    np.testing.assert_allclose(loss, losses, rtol=1e-9, atol=1e-12)
 
 
 def test_a_loss_at_its_infimum_or_below_is_taken_nowhere() -> None:
@@ -400,8 +400,8 @@ def test_an_infinite_loss_is_charged_to_delta_and_lowers_no_divergence() -> None
     """The finite losses alone have a moment below 1."""
     lossless = Law(1.0, 0, np.array([0.9]), 0.1)
     expected = module._epsilon_by_moments([(NO_LOSS, 1)], 1e-15)
-    found = module._epsilon_by_moments([(lossless, 1)], 0.1 + 1e-15)
-    assert found == pytest.approx(expected, rel=1e-3)
+    epsilon = module._epsilon_by_moments([(lossless, 1)], 0.1 + 1e-15)
+    assert epsilon == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_mixture_keeps_the_chance_of_one_however_small() -> None:
@@ -449,11 +449,11 @@ PINNED = {
 def test_laws_are_the_same_from_version_to_version(name: str) -> None:
     """Each record states an ε of them: if these change, say so in the changelog."""
     make, *expected = PINNED[name]
-    found = []
+    laws = []
     for law in make():
         moments = float(law.mass @ np.tanh(law.losses)), float(np.square(law.mass).sum())
-        found.append((law.width, law.first, len(law.mass), law.infinite, *moments))
-    for law_found, law_expected in zip(found, expected, strict=True):
+        laws.append((law.width, law.first, len(law.mass), law.infinite, *moments))
+    for law_found, law_expected in zip(laws, expected, strict=True):
         assert law_found == pytest.approx(law_expected, rel=3e-9, abs=1e-20)
 
 

@@ -38,18 +38,20 @@ def parts(matrix: np.ndarray) -> np.ndarray:
 def noise_map(block: Block) -> np.ndarray:
     """ξ = noise_map @ white, in real coordinates (real parts first)."""
     n, s = math.prod(block.shape), block.std
-    one, zero = np.eye(n), np.zeros((n, n))
+    identity, zero = np.eye(n), np.zeros((n, n))
     match block.noise:
         case "real":
-            return s * one
+            return s * identity
         case "circular":
             return s * np.eye(2 * n)
         case "correlated":
-            return s * np.block([[one, zero], [block.rho * one, math.sqrt(1 - block.rho**2) * one]])
+            return s * np.block(
+                [[identity, zero], [block.rho * identity, math.sqrt(1 - block.rho**2) * identity]]
+            )
         case "hermitian":
             return s * parts(unitary_dft(block.shape, block.fft_dims))
         case "real_on_complex":
-            return s * np.vstack([one, zero])
+            return s * np.vstack([identity, zero])
         case _:
             return np.zeros((n if block.dtype.startswith("float") else 2 * n, 1))
 
@@ -76,7 +78,7 @@ def numeric_gain(mechanism: Mechanism) -> float:
         maps.append(block.bound * whitened)  # a share within its bound -> units of noise
     # The sum moves by one share, or by the difference of two: any vector twice as long.
     lengths = [block_diag(*maps)] if mechanism.joint else maps
-    longest = math.hypot(*(np.linalg.norm(one, 2) for one in lengths))
+    longest = math.hypot(*(np.linalg.norm(matrix, 2) for matrix in lengths))
     return longest * (2 if mechanism.sampling.scheme == "uniform" else 1)
 
 

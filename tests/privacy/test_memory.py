@@ -90,7 +90,10 @@ def test_a_damaged_or_foreign_file_is_ignored_and_mended(damage: Any, folder: Pa
 def test_a_number_is_read_to_its_last_bit(folder: Path) -> None:
     asked = [(0.1 + 0.2, None), (math.inf, 1.0)]
     for _ in range(2):
-        assert [call_cached(pair, *one) for one in asked] == [[0.1 + 0.2, None], [math.inf, 1.0]]
+        assert [call_cached(pair, *arguments) for arguments in asked] == [
+            [0.1 + 0.2, None],
+            [math.inf, 1.0],
+        ]
     assert len(CALLS) == 2
 
 
@@ -108,7 +111,7 @@ def test_two_processes_at_once_read_whole_numbers(folder: Path) -> None:
         "assert all(call_cached(fmean, [i, 1]) == (i + 1) / 2 for i in range(200) for _ in 'abc')"
     )
     several = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
-    assert [one.wait() for one in several] == [0, 0]
+    assert [process.wait() for process in several] == [0, 0]
     assert len(list(folder.iterdir())) == len(list(folder.glob("*.json"))) == 200
 
 

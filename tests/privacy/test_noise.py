@@ -137,7 +137,7 @@ def test_std_zero_and_empty_blocks_are_quiet(source: WhiteSource) -> None:
 
 
 def assert_independent(streams: list[Tensor]) -> None:
-    unit = [one.flatten().double() / one.double().norm() for one in streams]
+    unit = [stream.flatten().double() / stream.double().norm() for stream in streams]
     for a, b in combinations(unit, 2):
         assert abs(float(a @ b)) < Z / math.sqrt(a.numel())
 
@@ -145,7 +145,11 @@ def assert_independent(streams: list[Tensor]) -> None:
 def test_steps_blocks_and_draws_are_independent(source: WhiteSource) -> None:
     named = [Block(name, (20_000,), "float32", 1.0, 1.0, "real") for name in ("a", "b", "a.b")]
     assert_independent(
-        [draw(one, source, step, CPU) for one in named for step in (0, 1, 2, 10, 12, 1_000_000)]
+        [
+            draw(block_of_name, source, step, CPU)
+            for block_of_name in named
+            for step in (0, 1, 2, 10, 12, 1_000_000)
+        ]
     )
 
 
@@ -170,11 +174,15 @@ def test_no_two_purposes_steps_or_blocks_share_a_stream() -> None:
 
 
 def test_seeded_noise_repeats_and_secure_noise_does_not() -> None:
-    one = block("circular", (50,))
+    of_block = block("circular", (50,))
     assert SeededNoise.repeatable
     assert not SecureNoise.repeatable
-    assert torch.equal(draw(one, SeededNoise(1), 4, CPU), draw(one, SeededNoise(1), 4, CPU))
-    assert not torch.equal(draw(one, SecureNoise(), 4, CPU), draw(one, SecureNoise(), 4, CPU))
+    assert torch.equal(
+        draw(of_block, SeededNoise(1), 4, CPU), draw(of_block, SeededNoise(1), 4, CPU)
+    )
+    assert not torch.equal(
+        draw(of_block, SecureNoise(), 4, CPU), draw(of_block, SecureNoise(), 4, CPU)
+    )
 
 
 def test_numbers_of_a_seed_are_the_same_from_version_to_version() -> None:
@@ -204,8 +212,8 @@ def test_a_runs_key_changes_with_everything_that_sets_a_run_apart() -> None:
     keys = {noise.run_key(*of) for of in product("ab", mechanisms, "cd")}
     assert len(keys) == 8  # the first two mechanisms are one
     for wide in (False, True):
-        one = block("real", (20,), wide=wide)
-        rows = torch.stack([draw(one, SeededNoise(key), 0, CPU) for key in keys])
+        of_block = block("real", (20,), wide=wide)
+        rows = torch.stack([draw(of_block, SeededNoise(key), 0, CPU) for key in keys])
         assert rows.unique().numel() == rows.numel()  # no number of one run occurs in another
 
 
@@ -235,16 +243,16 @@ def test_a_sum_may_be_lazily_conjugated_and_multiplied_as_noise_is_laid_over_it(
         given = given.conj()
         assert given.is_conj()
     sum_ = given.resolve_conj().clone()
-    found = add_noise({of.name: given}, alone(of), source, 3, factor)[of.name]
-    assert not found.is_conj()
+    noisy = add_noise({of.name: given}, alone(of), source, 3, factor)[of.name]
+    assert not noisy.is_conj()
     if source.repeatable:
         expected = add_noise({of.name: sum_.clone()}, alone(of), source, 3)[of.name]
         reals = torch.view_as_real(expected) if expected.is_complex() else expected
         reals.mul_(factor)
-        assert torch.equal(found, expected)
+        assert torch.equal(noisy, expected)
     else:  # other noise each time: of its size
         parts = 2**0.5 if kind in ("circular", "correlated") else 1
-        size = (found - factor * sum_).abs().square().mean().sqrt()
+        size = (noisy - factor * sum_).abs().square().mean().sqrt()
         assert size == pytest.approx(factor * of.std * parts, rel=0.2)
 
 
@@ -273,15 +281,17 @@ def test_the_release_is_the_sum_plus_the_noise_of_each_block() -> None:
     release = add_noise(
         {"w": torch.full((3, 4), 2 + 1j), "b": torch.ones(4)}, MECHANISM, SeededNoise(3), 5
     )
-    for one, sum_ in zip(MECHANISM.blocks, (2 + 1j, 1.0), strict=True):
-        torch.testing.assert_close(release[one.name], draw(one, SeededNoise(3), 5, CPU) + sum_)
+    for of_block, sum_ in zip(MECHANISM.blocks, (2 + 1j, 1.0), strict=True):
+        torch.testing.assert_close(
+            release[of_block.name], draw(of_block, SeededNoise(3), 5, CPU) + sum_
+        )
 
 
 def test_a_sum_in_any_memory_order_gets_the_same_noise() -> None:
     turned = {"w": torch.zeros(4, 3, dtype=torch.complex64).T, "b": torch.zeros(8)[::2]}
     expected = add_noise(zero(), MECHANISM, SeededNoise(3), 5)
-    found = add_noise(turned, MECHANISM, SeededNoise(3), 5)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    noisy = add_noise(turned, MECHANISM, SeededNoise(3), 5)
+    torch.testing.assert_close(noisy, expected, rtol=0, atol=0)
 
 
 def test_no_noise_free_copy_of_the_sum_stays_behind() -> None:
@@ -344,16 +354,16 @@ def test_the_stream_of_a_gpu_gives_each_request_its_scale_and_each_key_its_noise
 @pytest.mark.parametrize("kind", ["real", "circular", "hermitian"])
 def test_noise_on_a_gpu_has_the_same_law(source: WhiteSource, kind: NoiseKind) -> None:
     more = {"fft_dims": (1,)} if kind == "hermitian" else {}
-    one, cuda = block(kind, (SAMPLES, 2), **more), torch.device("cuda")
-    drawn = draw(one, source, 0, cuda)
+    of_block, cuda = block(kind, (SAMPLES, 2), **more), torch.device("cuda")
+    drawn = draw(of_block, source, 0, cuda)
     assert drawn.device.type == "cuda"
     if kind == "hermitian":
         drawn = torch.fft.ifft(drawn, dim=1, norm="ortho").real
     rows = coordinates(drawn.cpu())
     assert_covariance(rows, 2.5**2 * torch.eye(rows.shape[1], dtype=torch.float64))
-    again = draw(one, source, 0, cuda)
-    assert torch.equal(again, draw(one, source, 0, cuda)) == source.repeatable
-    assert_independent([again.real, draw(one, source, 1, cuda).real])
+    again = draw(of_block, source, 0, cuda)
+    assert torch.equal(again, draw(of_block, source, 0, cuda)) == source.repeatable
+    assert_independent([again.real, draw(of_block, source, 1, cuda).real])
 
 
 # ---------------------------------------------------------------------------------- hedged, secure
@@ -463,10 +473,10 @@ def test_what_several_ranks_reduce_is_rounded_as_a_whole() -> None:
 
 
 def test_rounding_leaves_a_secure_release_its_law() -> None:
-    one = alone(Block("w", (SAMPLES, 2), "complex64", 1.0, 2.5, "circular"))
+    mechanism = alone(Block("w", (SAMPLES, 2), "complex64", 1.0, 2.5, "circular"))
     sum_ = torch.full((SAMPLES, 2), 0.3 - 70j, dtype=torch.complex64)
-    noisy = add_noise(noise.to_float64({"w": sum_}), one, SecureNoise(), 0)
-    noise_left = coordinates(noise.make_release(noisy, one, SecureNoise())["w"] - sum_)
+    noisy = add_noise(noise.to_float64({"w": sum_}), mechanism, SecureNoise(), 0)
+    noise_left = coordinates(noise.make_release(noisy, mechanism, SecureNoise())["w"] - sum_)
     assert_covariance(noise_left, 2.5**2 * torch.eye(4, dtype=torch.float64))
 
 
@@ -486,13 +496,13 @@ def test_each_secure_tensor_has_a_key_of_the_operating_system_and_four_streams(
 
     real = os.urandom
     monkeypatch.setattr(noise.os, "urandom", spy)
-    one, other, of_one_stream, of_four = torch.zeros(4, 1000, dtype=torch.float64)
-    SecureNoise().add_white(White(one, 3.0, (0, "w")), White(other, 1.0, (0, "w")))
+    first, other, of_one_stream, of_four = torch.zeros(4, 1000, dtype=torch.float64)
+    SecureNoise().add_white(White(first, 3.0, (0, "w")), White(other, 1.0, (0, "w")))
     assert [len(key) for key in taken] == [32, 32]
     for terms, out in ((1, of_one_stream), (4, of_four)):
         add_normals([Request(taken[0], out, 3.0, 1.0)], torch.float64, terms)
-    assert torch.equal(one, of_four)
-    assert not torch.isclose(one, of_one_stream).any()
+    assert torch.equal(first, of_four)
+    assert not torch.isclose(first, of_one_stream).any()
 
 
 @pytest.mark.parametrize("fill", [b"\x00", b"\xff"])

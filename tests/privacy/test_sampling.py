@@ -73,8 +73,10 @@ def test_numbers_are_uniform_and_independent_over_examples_places_and_steps() ->
 
 def test_numbers_of_a_key_are_the_same_from_version_to_version() -> None:
     """A run repeats from commit to commit: if these change, say so in the changelog."""
-    found = sampling.uniforms_of(np.array([3]), 3, b"k" * 16)
-    np.testing.assert_allclose(found, [[0.490930087593, 0.421032022187, 0.297369369932]], rtol=1e-9)
+    numbers = sampling.uniforms_of(np.array([3]), 3, b"k" * 16)
+    np.testing.assert_allclose(
+        numbers, [[0.490930087593, 0.421032022187, 0.297369369932]], rtol=1e-9
+    )
     identities = [b"a", b"b", b"c"]
     assert sampling.place_each(identities, 1000, b"key").tolist() == [786, 803, 631]
     assert sampling.subsets(identities, 1000).tolist() == [454, 11, 85]

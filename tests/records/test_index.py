@@ -105,21 +105,21 @@ def test_a_file_is_read_again_if_it_changed_and_no_other(
     read_anew(results)
     act(results)
     opened: list[Path] = []
-    found = read_anew(results, opened)
+    documents = read_anew(results, opened)
     assert len(opened) == reads
     (results / index.NAME).unlink()
-    assert found == read_anew(results)
+    assert documents == read_anew(results)
     opened.clear()
-    assert found == read_anew(results, opened)
+    assert documents == read_anew(results, opened)
     assert len(opened) == (act is damage)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"version": "another", "records": {}}', b"\x80"])
 def test_an_index_that_is_none_of_this_version_is_made_anew(results: Path, content: bytes) -> None:
-    found = read_anew(results)
+    documents = read_anew(results)
     whole = (results / index.NAME).read_bytes()
     (results / index.NAME).write_bytes(content)
-    assert read_anew(results) == found
+    assert read_anew(results) == documents
     assert (results / index.NAME).read_bytes() == whole
 
 
@@ -147,9 +147,9 @@ def test_a_folder_that_cannot_be_written_is_read(
 
 def test_fields_that_are_not_known_stay_in_the_document(results: Path) -> None:
     save(results, record("d", 1, later={"than": "this"}))
-    found = read_anew(results)[-1]
-    assert found.get("later.than") == "this"
-    assert found.document["later"] == {"than": "this"}
+    last_record = read_anew(results)[-1]
+    assert last_record.get("later.than") == "this"
+    assert last_record.document["later"] == {"than": "this"}
 
 
 @pytest.mark.parametrize(

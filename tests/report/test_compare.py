@@ -32,23 +32,23 @@ def rows_of(first: list[Any], second: list[Any], results: Path) -> dict[str, lis
 
 
 def test_differences_metrics_and_epsilon_are_shown_side_by_side(tmp_path: Path) -> None:
-    one = run("a", 1, 0.5, optimizer={"lr": 0.1, "nesterov": False}, claims={"row": "x"})
+    first = run("a", 1, 0.5, optimizer={"lr": 0.1, "nesterov": False}, claims={"row": "x"})
     other = run("b", 1, 0.75, optimizer={"lr": 0.2}, claims={"row": "y"})
     other["privacy"] |= {"epsilon_tight": 2.5}
-    rows = rows_of([one], [other], tmp_path)
+    rows = rows_of([first], [other], tmp_path)
     assert rows["optimizer.lr"] == ["0.1", "0.2"]
     assert rows["tight ε"] == ["∞", "2.5"]
     assert rows["test accuracy"] == ["0.5000", "0.7500"]
     assert not {"optimizer.nesterov", "claims.row"} & set(rows)
-    shown = sheet([one], [other], tmp_path)
+    shown = sheet([first], [other], tmp_path)
     assert "No test: accuracy needs two seeds" in shown.notes[0]
     assert shown.numbers[0] == {"what": "seed", "first": "1", "second": "1"}
 
 
 def test_a_choice_of_false_or_0_differs_from_null(tmp_path: Path) -> None:
-    one = run("a", 1, 0.5, optimizer={"fused": None, "momentum": 0.0, "nesterov": None})
+    first = run("a", 1, 0.5, optimizer={"fused": None, "momentum": 0.0, "nesterov": None})
     other = run("b", 1, 0.5, optimizer={"fused": False, "momentum": None, "nesterov": None})
-    rows = rows_of([one], [other], tmp_path)
+    rows = rows_of([first], [other], tmp_path)
     assert rows["optimizer.fused"] == ["", "false"]
     assert rows["optimizer.momentum"] == ["0.0", ""]
     assert "optimizer.nesterov" not in rows
@@ -123,7 +123,7 @@ def test_two_runs_of_one_seed_are_no_seeds_of_one_experiment() -> None:
 def test_a_run_that_two_recipes_share_counts_once(word: str, recipe: str) -> None:
     shared = run("a", 1, 0.5) | {"labels": {"name": "mine"}}
     every = typed([shared, run("a", 2, 0.5), shared | {"recipe": "b"}])
-    assert [found.recipe for found in find_runs(word, every)] == [recipe]
+    assert [run.recipe for run in find_runs(word, every)] == [recipe]
 
 
 @pytest.mark.parametrize(

@@ -246,10 +246,10 @@ def test_values_that_are_not_finite_are_not_said_to_be_equal(infinite: float) ->
 
 def test_paired_t() -> None:
     """By hand: differences of mean 2 and deviation 1, t = 2√3 on 2 degrees of freedom."""
-    found = paired_t([4, 4, 4], [3, 2, 1])
-    assert found is not None
-    assert (found.mean_difference, found.p) == (2, pytest.approx(0.0742, abs=1e-4))
-    assert (found.low, found.high) == (
+    test = paired_t([4, 4, 4], [3, 2, 1])
+    assert test is not None
+    assert (test.mean_difference, test.p) == (2, pytest.approx(0.0742, abs=1e-4))
+    assert (test.low, test.high) == (
         pytest.approx(-0.4841, abs=1e-4),
         pytest.approx(4.4841, abs=1e-4),
     )

@@ -144,13 +144,13 @@ def test_the_numbers_of_a_papers_section_stand_in_one_table(paper: str) -> None:
         for line in lines:
             numbers = [number for number in read_numbers(line) if "." in number]
             missing = {
-                name: [n for n in numbers if not any(_rounds_to(found, n) for found in table)]
+                name: [n for n in numbers if not any(_rounds_to(printed, n) for printed in table)]
                 for name, table in tables.items()
             }
             nearest = min(missing, key=lambda name: len(missing[name]))
             assert not missing[nearest], f"{line}: {nearest} has no {missing[nearest]}"
 
 
-def _rounds_to(found: float, shown: str) -> bool:
+def _rounds_to(printed: float, shown: str) -> bool:
     digits = len(shown.partition(".")[2])
-    return abs(found - float(shown)) <= 0.5001 * 10**-digits
+    return abs(printed - float(shown)) <= 0.5001 * 10**-digits

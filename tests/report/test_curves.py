@@ -81,18 +81,18 @@ def points(results: Path, curve: str, *more: Filling) -> list[dict[str, str]]:
     """The points of a curve, as shown."""
     sheet = build(results, *more)
     shown = [dict(zip(sheet.columns, row, strict=True)) for row in sheet.rows]
-    return [one for one in shown if one["row"] == f"{PANEL}: {curve}" and one["ours"]]
+    return [line for line in shown if line["row"] == f"{PANEL}: {curve}" and line["ours"]]
 
 
 def test_points_are_means_over_seeds_at_every_epoch(results: Path) -> None:
-    found = points(results, "DP-BP")
-    assert [one["epoch"] for one in found] == ["1", "2", "3"]
-    assert [found[1][c] for c in ("ours", "ε tight", "status")] == [
+    curve = points(results, "DP-BP")
+    assert [line["epoch"] for line in curve] == ["1", "2", "3"]
+    assert [curve[1][c] for c in ("ours", "ε tight", "status")] == [
         "35.00 ± 7.07 % (n = 2)",
         "1",
         "as published",
     ]
-    assert [one["command"] for one in found] == ["`zdp-bench run recipe=bp`", "", ""]
+    assert [line["command"] for line in curve] == ["`zdp-bench run recipe=bp`", "", ""]
 
 
 @pytest.mark.parametrize("numbers", [[EPOCHS], [None] * EPOCHS])
@@ -113,7 +113,7 @@ def test_of_many_epochs_a_page_shows_a_dozen_and_the_csv_all(tmp_path: Path) -> 
     run = make_run("bp", 1, 0.1)
     run["epochs"] = [run["epochs"][0] | {"epoch": e, "step": 117 * e} for e in range(1, 61)]
     save(tmp_path, run)
-    shown = [one["epoch"] for one in points(tmp_path, "DP-BP")]
+    shown = [line["epoch"] for line in points(tmp_path, "DP-BP")]
     assert {"1", "50", "60"} <= set(shown), "the paper's text names an ε at epoch 50"
     assert len(shown) <= 14
     of_curve = [line for line in build(tmp_path).numbers if line.get("runs")]
@@ -123,9 +123,9 @@ def test_of_many_epochs_a_page_shows_a_dozen_and_the_csv_all(tmp_path: Path) -> 
 def test_a_claimed_epsilon_that_does_not_hold_is_shown_beside_its_infinity(tmp_path: Path) -> None:
     """As GReDP's with real noise."""
     save(tmp_path, make_run("bp", 1, 0.1, tight=math.inf))
-    found = points(tmp_path, "DP-BP")
-    assert [one["ε tight"] for one in found] == ["∞"] * EPOCHS
-    assert all(0 < float(one["ε claimed"]) < 10 for one in found)
+    curve = points(tmp_path, "DP-BP")
+    assert [line["ε tight"] for line in curve] == ["∞"] * EPOCHS
+    assert all(0 < float(line["ε claimed"]) < 10 for line in curve)
 
 
 def test_every_point_claims_what_the_papers_accountant_would(results: Path) -> None:
@@ -145,7 +145,7 @@ def test_numbers_of_the_text_stand_beside_ours(
         row = ("P", "fig2", "bp_10.24", "DP-BP", f"accuracy at {x}", "41.5", "%", PANEL)
         numbers = [*numbers, papers.Reference(*row)]
     monkeypatch.setattr(papers, "reference", lambda table: numbers)
-    assert [one["paper"] for one in points(results, "DP-BP")] == ["", "41.5 %", ""]
+    assert [line["paper"] for line in points(results, "DP-BP")] == ["", "41.5 %", ""]
     printed = [line["x"] for line in build(results).numbers if line["paper"] == "41.5"]
     assert printed == ["2", "9"]
 

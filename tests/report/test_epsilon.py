@@ -122,15 +122,15 @@ def test_sigma_is_answered_with_every_epsilon(capsys: Capture) -> None:
     by_hand = [pld_replaced(z, 0.01, 1000, 1e-5) for z in (1.1, 1.1 / math.sqrt(2))]
     assert [line["epsilon"] for line in parts] == pytest.approx(by_hand, rel=1e-4)
     whole = [line for line in lines if line not in parts]
-    found = {(line["noise"], line["accountant"]): line["epsilon"] for line in whole}
-    assert set(found) == {
+    epsilons = {(line["noise"], line["accountant"]): line["epsilon"] for line in whole}
+    assert set(epsilons) == {
         (noise, accountant)
         for noise in ("per_component", "circular")
         for accountant in ("pld", "rdp", "gdp_clt")
     }
-    assert found["per_component", "pld"] == pytest.approx(1.5154, abs=1e-3)
+    assert epsilons["per_component", "pld"] == pytest.approx(1.5154, abs=1e-3)
     circular = pld(1.1 / math.sqrt(2), 0.01, 1000, 1e-5)
-    assert found["circular", "pld"] == pytest.approx(circular, rel=1e-4)
+    assert epsilons["circular", "pld"] == pytest.approx(circular, rel=1e-4)
     assert lines[0]["at_least"] == lines[0]["epsilon"]
     shown = run(capsys, "epsilon", "--sigma", "1.1", *SETTING.split())[1]
     assert "NOT a bound" in shown

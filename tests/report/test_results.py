@@ -38,10 +38,10 @@ def test_records_are_filtered_sorted_and_shown_in_every_form(tmp_path: Path) -> 
     lines = json.loads(shown.as_text("json"))
     assert lines[1] == {"recipe": "a", "seed": 2, "accuracy": 0.75, "epsilon_patient": None}
     assert shown.as_rich().row_count == 2
-    one = sheet(tmp_path, ["recipe=b"])
-    assert one.title == "1 record"
-    assert one.rows[0][-1] == "b1".ljust(8, "0")  # digests are shortened
-    assert json.loads(one.as_text("json"))[0]["epsilon_tight"] == "inf"
+    of_recipe = sheet(tmp_path, ["recipe=b"])
+    assert of_recipe.title == "1 record"
+    assert of_recipe.rows[0][-1] == "b1".ljust(8, "0")  # digests are shortened
+    assert json.loads(of_recipe.as_text("json"))[0]["epsilon_tight"] == "inf"
     several = rows(tmp_path, "seed=1,3", columns="recipe", sort="value", descending=True)
     assert several == [["b"], ["a"]]
 
@@ -247,8 +247,8 @@ def test_epsilon_of_different_units_has_no_mean(
         run = record("a", seed)
         run["privacy"] |= {key.removeprefix("privacy_"): value}
         save(tmp_path, run)
-    said = f"have {key} {values[0]} and {values[1]}, so their ε have no mean. Add {key} to --by"
-    with pytest.raises(UserError, match=f"^{column}: .*{said}"):
+    message = f"have {key} {values[0]} and {values[1]}, so their ε have no mean. Add {key} to --by"
+    with pytest.raises(UserError, match=f"^{column}: .*{message}"):
         sheet(tmp_path, columns=column, by="recipe")
     assert len(sheet(tmp_path, columns=column, by=f"recipe,{key}").rows) == 2
     assert len(sheet(tmp_path, columns="value", by="recipe").rows) == 1
@@ -274,8 +274,8 @@ def test_any_key_of_the_configuration_is_a_column(tmp_path: Path) -> None:
     layers = {"hidden": [4, 2], "name": "m"}
     save(tmp_path, configured(1, 0.5, optimizer={"lr": 1e-5}, model=layers))
     save(tmp_path, configured(2, 0.7, optimizer={"lr": 10.0, "on": None}, model=layers))
-    found = rows(tmp_path, "optimizer.lr=0.00001", columns="seed,optimizer.lr,model.hidden")
-    assert found == [["1", "1e-05", "[4, 2]"]]
+    matching_rows = rows(tmp_path, "optimizer.lr=0.00001", columns="seed,optimizer.lr,model.hidden")
+    assert matching_rows == [["1", "1e-05", "[4, 2]"]]
     assert len(rows(tmp_path, "model.hidden=[4,2]")) == 2
     assert len(rows(tmp_path, "model.hidden=[4,2],[4]", "optimizer.on=null")) == 2
     assert rows(tmp_path, columns="optimizer.lr", sort="optimizer.lr") == [["1e-05"], ["10"]]
@@ -370,8 +370,8 @@ def test_a_filter_takes_what_the_table_shows(tmp_path: Path, condition: str) -> 
     save(tmp_path, run, other)
     assert rows(tmp_path, condition, columns="seed") == [["1"]]
     if "*" not in condition and "," not in condition:
-        (found,) = find_runs(condition, records.read_all(tmp_path))
-        assert found.seed == 1
+        (matching_run,) = find_runs(condition, records.read_all(tmp_path))
+        assert matching_run.seed == 1
 
 
 def test_a_filter_needs_four_digits_of_a_digest(tmp_path: Path) -> None:
@@ -397,9 +397,9 @@ def test_a_thousand_records_of_a_hundred_recipes_are_told_apart_at_once() -> Non
     nothing |= {"data_digest": ["d"] * rows}
     frame = pd.DataFrame(columns | names | nothing)
     began = time.process_time()
-    said = tell_differences(frame, keys)
+    differences = tell_differences(frame, keys)
     assert time.process_time() - began < 0.5  # of the CPU; pandas took 1.2 s
-    assert said[0].split(", ")[:2] == ["k0 0", "k1 0"]
+    assert differences[0].split(", ")[:2] == ["k0 0", "k1 0"]
 
 
 def test_runs_are_found_by_name_tags_and_notes(tmp_path: Path) -> None:
@@ -422,8 +422,8 @@ def test_runs_are_found_by_name_tags_and_notes(tmp_path: Path) -> None:
         "notes=*slowly*fast*": ["0"],
         "name=null": ["2"],
     }.items():
-        found = rows(tmp_path, condition, columns="seed", sort="seed")
-        assert [row[0] for row in found] == seeds, condition
+        seed_rows = rows(tmp_path, condition, columns="seed", sort="seed")
+        assert [row[0] for row in seed_rows] == seeds, condition
     (other,) = find_runs("narrow net", runs)
     facts = {row[0]: row[1:] for row in compare_runs([runs[0]], [other], tmp_path).rows}
     assert facts["name"] == ["wide net", "narrow net"]

@@ -149,8 +149,8 @@ def test_of_two_runs_of_a_seed_the_last_counts(
         save(tmp_path, own("phasemnist", 1, value, run=start.ljust(64, "0"), measured=measured))
     save(tmp_path, own("phasemnist", 2, 0.98))
     records.warn_left_out.cache_clear()
-    found = build(tmp_path).numbers[0]
-    assert (found["values"], found["seeds"], found["n"]) == ("97 98", "1 2", 2)
+    cells = build(tmp_path).numbers[0]
+    assert (cells["values"], cells["seeds"], cells["n"]) == ("97 98", "1 2", 2)
     assert "run 0100000000000000 of recipe phasemnist, because a" in capsys.readouterr().err
 
 
@@ -172,8 +172,8 @@ def test_an_equal_run_of_another_recipe_fills_the_line_and_counts_once(tmp_path:
     equal = {"experiment": "phasemnist".ljust(64, "e")}
     again = record("phasemnist_copy", 1, 0.97, **equal) | {"run": record("phasemnist", 1)["run"]}
     save(tmp_path, record("another", 2, 0.99, **equal), record("phasemnist", 1, 0.97), again)
-    found = build(tmp_path).numbers[0]
-    assert (found["seeds"], found["n"]) == ("1 2", 2)
+    cells = build(tmp_path).numbers[0]
+    assert (cells["seeds"], cells["n"]) == ("1 2", 2)
     assert line(tmp_path, PHASE)["ours"] == "[98.00 ± 1.41 % (n = 2)]"
 
 
@@ -186,12 +186,12 @@ def test_the_lines_are_written_as_markdown_and_csv(tmp_path: Path) -> None:
     assert text.startswith(
         "# Ziller et al. 2021 (ζ-DP), Table 1\n\n4 numbers: 1 as published (1 cl"
     )
-    first, *_ = found = list(csv.DictReader(io.StringIO(paths[1].read_text())))
+    first, *_ = csv_lines = list(csv.DictReader(io.StringIO(paths[1].read_text())))
     expected = {"row": "phasemnist_private", "status": "close", "mean": "97.0", "n": "1"}
     assert first | expected == first
     assert float(first["difference"]) == -2
     assert first["runs"] == record("phasemnist", 1)["run"][:16]
-    assert found[1]["n"] == "0"
+    assert csv_lines[1]["n"] == "0"
 
 
 def test_a_run_that_is_no_papers_changes_no_file(tmp_path: Path) -> None:
@@ -212,14 +212,14 @@ def test_other_data_and_variants_stand_below_the_papers_settings(tmp_path: Path)
     other = own("mnist", 2, 0.8, experiment="s" * 64)
     other["data"] |= {"name": "fashion_mnist"}
     save(tmp_path, other, own("phasemnist_tuned", 1, 0.9))
-    shown = {(one["row"], one["what differs"]): one for one in lines(tmp_path, moved)}
+    shown = {(cells["row"], cells["what differs"]): cells for cells in lines(tmp_path, moved)}
     assert list(shown)[:4] == [
         (PHASE, ""),
         (PHASE, "tuned"),
         (MNIST, ""),
         (MNIST, "on fashion mnist"),
     ]
-    assert [one["status"] for one in shown.values()][:4] == [
+    assert [cells["status"] for cells in shown.values()][:4] == [
         "not run",
         "other settings",
         "not run",
@@ -294,15 +294,17 @@ def test_jobs_with_the_same_runs_are_no_folds(tmp_path: Path) -> None:
     """Such as two recipes with one configuration, or all folds on one other data set."""
     save(tmp_path, own("mnist", 1, 0.97), own("mnist", 2, 0.95))
     again = replace(filling("mnist"), recipe="mnist_again")
-    found = line(tmp_path, MNIST, again)
-    assert found["ours"] == "96.00 ± 1.41 % (n = 2)"
+    cells = line(tmp_path, MNIST, again)
+    assert cells["ours"] == "96.00 ± 1.41 % (n = 2)"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_value_that_is_not_finite_has_no_deviation(tmp_path: Path, value: float) -> None:
     for seed, accuracy in enumerate((0.9, value, 0.9)):
         save(tmp_path, own("mnist", seed, accuracy))
-    (cells_of_line,) = [one for one in build(tmp_path).numbers if one["row"] == "mnist_private"]
+    (cells_of_line,) = [
+        cells for cells in build(tmp_path).numbers if cells["row"] == "mnist_private"
+    ]
     assert (cells_of_line["n"], cells_of_line["deviation"]) == (3, None)
     assert line(tmp_path, MNIST)["ours"] == "undefined (n = 3)"
 

@@ -13,7 +13,7 @@ from zdp_bench.report.terminal import show_run
 def show(**privacy: Any) -> dict[str, str]:
     run = record()
     run["privacy"] |= privacy
-    return dict(show_run(Record.of(run), Path("record.json"), found=False).rows)
+    return dict(show_run(Record.of(run), Path("record.json"), was_recorded=False).rows)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_validation_examples_are_said_not_to_be_protected() -> None:
     assert "not protected" not in show()
     run = record()
     run["data"]["validation"] = 1200
-    rows = dict(show_run(Record.of(run), Path("record.json"), found=False).rows)
+    rows = dict(show_run(Record.of(run), Path("record.json"), was_recorded=False).rows)
     assert rows["not protected"] == "1,200 validation examples"
 
 

@@ -81,8 +81,8 @@ def roc_auc(outputs: Tensor, targets: Tensor) -> float:
 def accuracy(outputs: Tensor, targets: Tensor) -> float:
     if outputs.shape[1] == 1:
         return mean([Fraction(int((z > 0) == t)) for z, t in zip(outputs, targets, strict=True)])
-    found = [row.index(max(row)) for row in outputs.tolist()]
-    return mean([Fraction(int(k == t)) for k, t in zip(found, targets.tolist(), strict=True)])
+    predicted = [row.index(max(row)) for row in outputs.tolist()]
+    return mean([Fraction(int(k == t)) for k, t in zip(predicted, targets.tolist(), strict=True)])
 
 
 def logistic(logit: mpmath.mpf, target: float) -> mpmath.mpf:
@@ -126,9 +126,9 @@ def dices(outputs: Tensor, targets: Tensor) -> list[list[Fraction]]:
     """The Dice of each organ of each example."""
     each = []
     for logits, mask in organs_of(outputs, targets):
-        found, true = logits > 0, mask > 0
-        size = int(found.sum() + true.sum())
-        each.append(Fraction(2 * int((found & true).sum()), size) if size else Fraction(1))
+        predicted, true = logits > 0, mask > 0
+        size = int(predicted.sum() + true.sum())
+        each.append(Fraction(2 * int((predicted & true).sum()), size) if size else Fraction(1))
     organs = outputs.shape[1]
     return [each[start : start + organs] for start in range(0, len(each), organs)]
 
@@ -172,8 +172,8 @@ def ssim(a: np.ndarray, b: np.ndarray) -> Any:
 
 def of_images(measure: Callable[[np.ndarray, np.ndarray], Any], which: int) -> Any:
     def measure_all(outputs: Tensor, targets: Tensor) -> float:
-        found = images(outputs, targets)
-        return mean([measure(a, b) for a, b in zip(found[0], found[which], strict=True)])
+        pictures = images(outputs, targets)
+        return mean([measure(a, b) for a, b in zip(pictures[0], pictures[which], strict=True)])
 
     return measure_all
 
@@ -238,9 +238,9 @@ def test_a_metric_of_large_outputs_is_that_of_exact_arithmetic(
     outputs = SPREADS[spread](outputs).to(dtype)
     with mpmath.workdps(30):
         expected = reference(outputs, targets)
-    found = task.metrics(outputs, targets)[metric.name]
-    assert found == pytest.approx(expected, rel=2e-6, abs=2e-7)
-    assert metric.lowest <= found <= metric.highest
+    value = task.metrics(outputs, targets)[metric.name]
+    assert value == pytest.approx(expected, rel=2e-6, abs=2e-7)
+    assert metric.lowest <= value <= metric.highest
 
 
 @pytest.mark.parametrize(("name", "case", "metric"), CASES)
@@ -294,5 +294,5 @@ def test_metrics_of_a_volume_do_not_depend_on_its_units(scale: float) -> None:
 def test_the_mean_of_losses_that_add_up_beyond_float32_is_finite(name: str) -> None:
     outputs = 1e37 * torch.ones(400, 1) if "binary" in name else 1e37 * torch.eye(2)[[0] * 400]
     targets = torch.arange(400) % 2
-    found = lookup("task", name)().metrics(outputs, targets)["loss"]
-    assert found == pytest.approx(0.5e37, rel=1e-6)
+    mean_loss = lookup("task", name)().metrics(outputs, targets)["loss"]
+    assert mean_loss == pytest.approx(0.5e37, rel=1e-6)

@@ -11,8 +11,8 @@ from zdp_bench.tasks.segmentation import Segmentation
 
 
 def area(outputs: list[list[float]], targets: list[int]) -> float:
-    found = Classification().metrics(torch.tensor(outputs), torch.tensor(targets))
-    return found["roc_auc"]
+    metrics = Classification().metrics(torch.tensor(outputs), torch.tensor(targets))
+    return metrics["roc_auc"]
 
 
 def test_roc_auc_is_nan_where_a_class_is_missing() -> None:
@@ -46,9 +46,9 @@ def test_dice_of_several_organs_is_the_mean_of_each() -> None:
 
 def test_dice_is_that_of_volumes_not_of_slices() -> None:
     """Volume 7: 1 voxel right, 2 found, 3 true: 2·1/(2 + 3). Volume 9: empty, found empty: 1."""
-    found = Segmentation().metrics(LOGITS, MASKS, VOLUMES)
-    assert found["dice"] == pytest.approx((0.4 + 1) / 2)
-    assert found["dice_worst"] == pytest.approx(0.4)
+    metrics = Segmentation().metrics(LOGITS, MASKS, VOLUMES)
+    assert metrics["dice"] == pytest.approx((0.4 + 1) / 2)
+    assert metrics["dice_worst"] == pytest.approx(0.4)
     alone = Segmentation().metrics(LOGITS, MASKS)  # each slice its own volume: 2/3, 0, 1, 1
     assert alone["dice"] == pytest.approx((2 / 3 + 0 + 1 + 1) / 4)
 

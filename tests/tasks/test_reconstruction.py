@@ -38,13 +38,15 @@ def ssim_by_hand(a: np.ndarray, b: np.ndarray, largest: float) -> float:
 
 def test_the_metrics_of_a_volume_on_fixed_arrays() -> None:
     reference, answer = volume(0), volume(0) + 0.1 * volume(1)
-    found = volume_metrics(reference, answer)
+    metrics = volume_metrics(reference, answer)
     error = answer - reference
-    assert found["nmse"] == pytest.approx((error**2).sum() / (reference**2).sum())
-    assert found["psnr"] == pytest.approx(10 * math.log10(reference.max() ** 2 / (error**2).mean()))
+    assert metrics["nmse"] == pytest.approx((error**2).sum() / (reference**2).sum())
+    assert metrics["psnr"] == pytest.approx(
+        10 * math.log10(reference.max() ** 2 / (error**2).mean())
+    )
     pairs = zip(reference, answer, strict=True)
     by_hand = [ssim_by_hand(a, b, reference.max()) for a, b in pairs]
-    assert found["ssim"] == pytest.approx(np.mean(by_hand))
+    assert metrics["ssim"] == pytest.approx(np.mean(by_hand))
 
 
 def as_examples(*volumes: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -61,17 +63,17 @@ def as_examples(*volumes: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch
 def test_slices_of_a_volume_are_measured_together_in_the_scanners_units() -> None:
     bright, dim = 1000 * volume(0), volume(1, slices=2)
     outputs, targets, groups = as_examples(bright, dim)
-    found = TASK.metrics(outputs, targets, groups)
+    metrics = TASK.metrics(outputs, targets, groups)
     # the mean over two volumes, of which one is right
-    assert found["nmse"] == pytest.approx(0.01 / 2, rel=1e-4)
+    assert metrics["nmse"] == pytest.approx(0.01 / 2, rel=1e-4)
     expected = volume_metrics(dim, 0.9 * dim)["ssim"]
-    assert found["ssim"] == pytest.approx((1 + expected) / 2, rel=1e-5)
+    assert metrics["ssim"] == pytest.approx((1 + expected) / 2, rel=1e-5)
     baseline = [volume_metrics(v, 0.7 * v + 0.1 * v[..., ::-1]) for v in (bright, dim)]
     for name in ("nmse", "psnr", "ssim"):
         expected = np.mean([b[name] for b in baseline])
-        assert found[f"zero_filled_{name}"] == pytest.approx(expected, rel=1e-5)
+        assert metrics[f"zero_filled_{name}"] == pytest.approx(expected, rel=1e-5)
     apart = TASK.metrics(outputs, targets)  # without groups every slice is a volume
-    assert apart["psnr"] != pytest.approx(found["psnr"]) or math.isinf(apart["psnr"])
+    assert apart["psnr"] != pytest.approx(metrics["psnr"]) or math.isinf(apart["psnr"])
 
 
 def test_black_references_are_left_out_of_the_means(caplog: pytest.LogCaptureFixture) -> None:
@@ -81,13 +83,13 @@ def test_black_references_are_left_out_of_the_means(caplog: pytest.LogCaptureFix
     outputs, targets, groups = as_examples(bright, dim, np.zeros_like(dim))
     outputs[groups == 10] *= 0.9  # as the last volume of two
     for _ in range(2):
-        found = TASK.metrics(outputs, targets, groups)
-    assert {**found, "loss": 0} == pytest.approx({**expected, "loss": 0}, rel=1e-5)
+        metrics = TASK.metrics(outputs, targets, groups)
+    assert {**metrics, "loss": 0} == pytest.approx({**expected, "loss": 0}, rel=1e-5)
     says = "1 references to test on are black, and are left out of the metrics"
     assert caplog.messages == [says]
     of_none = TASK.metrics(outputs[groups == 20], targets[groups == 20], groups[groups == 20])
     assert math.isnan(of_none["ssim"])
-    assert of_none.keys() == found.keys()
+    assert of_none.keys() == metrics.keys()
 
 
 def test_an_example_that_is_a_volume_measures_the_same() -> None:

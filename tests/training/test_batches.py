@@ -253,8 +253,8 @@ def test_out_of_memory_halves_the_micro_batch_and_starts_the_sum_anew(
     expected = summed(Greedy(task, 100, error), pieces(Size(100)))
     tight, size = Greedy(task, 3, error), Size(16)
     with caplog.at_level(logging.INFO):
-        found = summed(tight, pieces(size))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+        sums = summed(tight, pieces(size))
+    torch.testing.assert_close(sums, expected, rtol=1e-12, atol=1e-14)
     assert size.examples == 2  # 16, 8, 4, 2
     assert len(caplog.records) == len(times_freed) == 3
     summed(tight, pieces(size))
@@ -271,8 +271,8 @@ def test_a_sum_that_failed_after_some_records_does_not_count_them_twice() -> Non
             raise NO_ROOM
         return steady.read(cut)
 
-    found = summed(algorithm, MicroBatches(11, piece, Size(4)))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    sums = summed(algorithm, MicroBatches(11, piece, Size(4)))
+    torch.testing.assert_close(sums, expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -340,9 +340,9 @@ def test_other_errors_are_not_taken_for_it() -> None:
 @pytest.mark.parametrize(("records", "sizes"), [(0, []), (10, [5, 5]), (11, [5, 5, 1])])
 def test_every_record_is_in_one_piece(records: int, sizes: list[int]) -> None:
     config = parse(compose(["recipe=quickstart", "trainer.micro_batch=5"]))
-    found = Examples(torch.arange(20.0).unsqueeze(1), torch.zeros(20, dtype=torch.long))
+    examples = Examples(torch.arange(20.0).unsqueeze(1), torch.zeros(20, dtype=torch.long))
     drawn = np.arange(records)[::-1].copy()
-    parts = list(micro_batches(found, drawn, config, CPU, "key"))
+    parts = list(micro_batches(examples, drawn, config, CPU, "key"))
     assert [len(inputs) for inputs, _ in parts] == sizes
     inputs = torch.cat([torch.empty(0, 1), *(inputs for inputs, _ in parts)])
     assert inputs.flatten().tolist() == drawn.tolist()

@@ -78,7 +78,7 @@ def test_a_run_ends_before_the_step_that_would_exceed_its_budget(
     assert [epoch["step"] for epoch in epochs] == [10, steps]
     assert epochs[-1]["accuracy"] == record["metrics"]["accuracy"] == record["headline"]["value"]
     assert epochs[-1]["epsilon_tight"] == privacy["epsilon_tight"]
-    assert heard.told[-1][:2] == (2, steps)  # the epoch under way
+    assert heard.evaluations[-1][:2] == (2, steps)  # the epoch under way
 
     def forbidden(*_: Any) -> Any:
         raise AssertionError("a training example was read")
@@ -126,7 +126,7 @@ def test_a_budget_that_ends_with_an_epoch_leaves_the_last_weights_evaluated_and_
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["max_epsilon=1e-9"], r"^privacy\.max_epsilon=1e-09: one step costs a tight ε of \d"),
         (
@@ -136,13 +136,13 @@ def test_a_budget_that_ends_with_an_epoch_leaves_the_last_weights_evaluated_and_
     ],
 )
 def test_a_budget_too_small_for_one_step_is_refused(
-    tmp_path: Path, words: list[str], said: str
+    tmp_path: Path, words: list[str], message: str
 ) -> None:
     config = configured(tmp_path, f"privacy.{words[0]}", *words[1:])
-    with pytest.raises(UserError, match=said) as refused:
+    with pytest.raises(UserError, match=message) as refused:
         validate(config, trial=False)
     if config.federated.nodes is None:  # a federation is carried out by tests/extras/federated
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             execute(config, Silent())
         assert not list(tmp_path.glob("runs/*/*/record.json"))
     named = re.search(r"ε of ([\d.]+)", str(refused.value))
@@ -209,8 +209,8 @@ def test_a_mechanism_without_noise_somewhere_reaches_no_target(
 ) -> None:
     config = configured(tmp_path, "privacy.target_epsilon=2")
     monkeypatch.setattr("zdp_bench.training.build.algorithm_type", lambda name: _NoNoiseSomewhere)
-    said = r"target_epsilon=2 with algorithm=zeta_dp_sgd: some direction gets no noise"
-    with pytest.raises(UserError, match=said):
+    message = r"target_epsilon=2 with algorithm=zeta_dp_sgd: some direction gets no noise"
+    with pytest.raises(UserError, match=message):
         build_algorithm(config, None, Plan.of(config, 1000))  # type: ignore[arg-type]
 
 
@@ -252,7 +252,7 @@ def test_two_runs_one_after_the_other_cannot_pass_the_total_budget(
     counted = f"Counted: the 2 runs in {tmp_path}. Runs in other folders are not included."
     assert counted in budget_of(tmp_path).notes
     # one that is done already spends nothing new, whatever the budget
-    assert carry_out(tmp_path, "privacy.total_budget=0.001").found
+    assert carry_out(tmp_path, "privacy.total_budget=0.001").was_recorded
 
 
 def test_a_forced_run_that_is_refused_leaves_the_finished_one(
@@ -262,7 +262,7 @@ def test_a_forced_run_that_is_refused_leaves_the_finished_one(
     (spending,), _ = find_spendings(tmp_path)
     with pytest.raises(UserError, match="total_budget"):
         carry_out(tmp_path, "force=true", "privacy.total_budget=0.001")
-    assert carry_out(tmp_path).found
+    assert carry_out(tmp_path).was_recorded
     for name in ("record.json", "checkpoint.pt"):
         path = finished.path.parent / name
         assert path.read_bytes() == before[path], name
@@ -278,8 +278,8 @@ def test_other_mechanisms_and_secure_runs_count_and_other_data_does_not(
 ) -> None:
     own = finished.record.document["privacy"]
     begin(tmp_path, "privacy.secure=true", z=4)
-    one = spent_by(finished.record.document)
-    both = compose_epsilon([one, replace(one, z=4)], own["delta"])
+    spending = spent_by(finished.record.document)
+    both = compose_epsilon([spending, replace(spending, z=4)], own["delta"])
     with pytest.raises(UserError, match=rf"2 runs .* ε of {show_epsilon(both)}"):
         begin(tmp_path, f"privacy.total_budget={both}", name="c")
     other = ["dataset=synthetic_images", "dataset.shape=[8,8]", "dataset.complex_valued=true"]
@@ -316,10 +316,10 @@ def test_other_options_of_the_same_files_do_not_hide_what_was_spent(
 def test_runs_that_share_files_by_way_of_another_are_in_one_group(
     tiny: tuple[Path, Outcome],
 ) -> None:
-    (one,), _ = find_spendings(tiny[0])
+    (spending,), _ = find_spendings(tiny[0])
     files = {"a": "1 2", "b": "5 6", "c": "2 5", "d": "7"}
     runs = [
-        replace(one, dataset=name, data=name, sources=frozenset(own.split()))
+        replace(spending, dataset=name, data=name, sources=frozenset(own.split()))
         for name, own in files.items()
     ]
     groups = sorted(sorted(run.data for run in group) for group in group_by_data(runs))
@@ -346,21 +346,21 @@ def test_a_budget_adds_what_is_spent_of_one_unit(finished: Outcome, tmp_path: Pa
         with pytest.raises(ValueError, match="protect different units"):
             list_spent_steps(others, alone)
     # a patient is one share of a run by patients, and of its plan
-    of_patients = [one for one in runs if one.by_owner]
+    of_patients = [run for run in runs if run.by_owner]
     (line,) = sheet(of_patients, None, [], tmp_path).numbers
     (sentence,) = describe_together([*of_patients, *of_patients])
     assert re.search(r"together: [\d.]+ per image \(δ", sentence)
     assert line["epsilon"] == line["epsilon_unit"]
     assert line["epsilon_unit"] == pytest.approx(done.record.document["privacy"]["epsilon_patient"])
     done.path.unlink()
-    for found in (runs, find_spendings(tmp_path)[0]):
-        assert [one.shares_per_owner for one in found if one.by_owner] == [1]
+    for spendings in (runs, find_spendings(tmp_path)[0]):
+        assert [run.shares_per_owner for run in spendings if run.by_owner] == [1]
 
 
 def test_a_run_that_was_stopped_counts_with_all_the_steps_it_plans(tmp_path: Path) -> None:
     def planned() -> Spending:
-        (one,), _ = find_spendings(tmp_path)
-        return one
+        (spending,), _ = find_spendings(tmp_path)
+        return spending
 
     budget = "privacy.total_budget=3"
     home = begin(tmp_path, budget, steps=40, name="a")
@@ -434,10 +434,10 @@ def test_what_a_kill_makes_a_secure_run_repeat_is_counted_before_it_continues(
     for kills in (1, 2):
         with pytest.raises(ZeroDivisionError):
             execute(configured(tmp_path, *words), Killed())
-        (found,), _ = find_spendings(tmp_path)
-        assert len(steps_in(found.home / "ledger.jsonl")) == 7 * kills
+        (spending,), _ = find_spendings(tmp_path)
+        assert len(steps_in(spending.home / "ledger.jsonl")) == 7 * kills
     record = carry_out(tmp_path, *words).record.document
-    assert record["privacy"]["steps"] <= found.spent.steps
+    assert record["privacy"]["steps"] <= spending.spent.steps
     (done,), _ = find_spendings(tmp_path)
     assert done.spent.steps == record["privacy"]["steps"]
 
@@ -565,8 +565,8 @@ def test_of_a_federation_each_node_is_bounded(finished: Outcome, tmp_path: Path)
     nodes = [own | {"node": i} | new for i, new in enumerate(changes)]
     record = finished.record.document | {"privacy": own | {"nodes": nodes}}
     finished.path.write_text(json.dumps(record))
-    (found,), unknown = find_spendings(tmp_path)
-    assert found.spent == SpentSteps(own["z"] / 2, Sampling(**wide), 99)
+    (spending,), unknown = find_spendings(tmp_path)
+    assert spending.spent == SpentSteps(own["z"] / 2, Sampling(**wide), 99)
     assert not unknown
     with pytest.raises(UserError, match="applies to central runs"):
         configured(tmp_path, "federated.nodes=2", "privacy.total_budget=1")

@@ -45,8 +45,8 @@ def pieces(batch: Batch, count: int, size: int = 1000) -> MicroBatches:
 
 def plain(training: Training, batch: Batch, count: int) -> dict[str, Tensor]:
     algorithm = training.algorithm
-    found = sum_shares(algorithm, algorithm.mechanism(), pieces(batch, count), CPU)
-    return {name: value.clone() for name, value in found.items()}
+    sums = sum_shares(algorithm, algorithm.mechanism(), pieces(batch, count), CPU)
+    return {name: value.clone() for name, value in sums.items()}
 
 
 def captured(training: Training, batch: Batch, count: int, rows: int) -> dict[str, Tensor] | None:
@@ -73,11 +73,11 @@ def test_a_captured_sum_equals_the_eager_sum(
         if training.captured_sums.refused:
             pytest.skip(training.captured_sums.refused)
         for count in (8, 3, 6, 1):  # two passes; rows of an earlier piece are left; full; one
-            found, expected = captured(training, batch, count, 6), plain(training, batch, count)
-            assert found is not None, training.captured_sums.refused
+            sums, expected = captured(training, batch, count, 6), plain(training, batch, count)
+            assert sums is not None, training.captured_sums.refused
             largest = max(float(value.abs().max()) for value in expected.values())
             rtol = 1e-4 if device == "cpu" else 1e-3
-            torch.testing.assert_close(found, expected, rtol=rtol, atol=0.1 * rtol * largest)
+            torch.testing.assert_close(sums, expected, rtol=rtol, atol=0.1 * rtol * largest)
         (own,) = training.captured_sums.by_shape.values()
         assert (own.graph is not None) == (device == "cuda")
 
@@ -118,8 +118,8 @@ def test_steps_with_captured_sums_train_as_steps_without(tmp_path: Path) -> None
                 private_step(training, step, pieces(batch, 5 + step % 3), 6.0)
         weights.append([parameter.detach() for parameter in training.model.parameters()])
     assert bool(training.captured_sums.by_shape) is False
-    for one, other in zip(*weights, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    for weight, other in zip(*weights, strict=True):
+        torch.testing.assert_close(weight, other, rtol=1e-4, atol=1e-5)
 
 
 def test_steps_with_a_noise_source_each_share_one_captured_sum(tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ class Interrupting(Silent):
 
 
 def spendings(folder: Path) -> list[Spending]:
-    found, unknown = find_spendings(folder)
+    listed_spendings, unknown = find_spendings(folder)
     assert unknown == []
-    return found
+    return listed_spendings
 
 
 def delete_run(folder: Path, word: str) -> None:
@@ -61,8 +61,8 @@ def test_what_a_deleted_run_has_spent_still_counts(tmp_path: Path, secure: bool)
     left = {path.name for path in after.home.rglob("*")}
     assert left == {"spending.json", "ledger.jsonl.1"}
     again = carry_out(tmp_path, *words)
-    assert not again.found
-    assert [one.spent for one in spendings(tmp_path)] == [spent.spent] * 2
+    assert not again.was_recorded
+    assert [spending.spent for spending in spendings(tmp_path)] == [spent.spent] * 2
     assert again.record.document["metrics"].keys() == outcome.record.document["metrics"].keys()
 
 

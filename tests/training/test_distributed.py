@@ -86,17 +86,17 @@ def other_data(config: Run) -> Splits:
 
 def refused(ranks: Ranks, folder: Path) -> dict[str, list[str]]:
     """What each rank says to a run of which rank 1 does something otherwise."""
-    found = {}
+    refusals = {}
     for name, change in OTHERWISE.items():
         with pytest.MonkeyPatch.context() as patch:
             changed = change(patch) if ranks.rank == 1 else []
-            said = ""
+            message = ""
             try:
                 carry_out(folder / "own_runs", *QUICK, *changed)
             except UserError as error:
-                said = str(error)
-        found[name] = ranks.gather(said)
-    return found
+                message = str(error)
+        refusals[name] = ranks.gather(message)
+    return refusals
 
 
 def carry_out(results: Path, *words: str) -> module.Outcome:
@@ -113,10 +113,14 @@ def train_cases(folder: Path) -> None:
     first, other = (
         trained(CASES[0], ranks, folder / f"secure{number}", secure=True) for number in range(2)
     )
-    found = {"cases": cases, "secure": everywhere(ranks, first), "refused": refused(ranks, folder)}
+    results = {
+        "cases": cases,
+        "secure": everywhere(ranks, first),
+        "refused": refused(ranks, folder),
+    }
     if ranks.is_first:
         assert any(not torch.equal(first[name], other[name]) for name in first)
-        torch.save(found, folder / "weights.pt")
+        torch.save(results, folder / "weights.pt")
 
 
 def together(
@@ -125,7 +129,7 @@ def together(
     """Fork `size` processes as torchrun would, have each do `work`, and wait."""
     meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{free_port()}"}
 
-    def one(rank: int) -> Child:
+    def start_rank(rank: int) -> Child:
         def begin() -> None:
             join.cache_clear()
             work()
@@ -133,7 +137,7 @@ def together(
 
         return start(begin, at=at, RANK=str(rank), LOCAL_RANK=str(rank), **meeting)
 
-    return [child.wait() for child in [one(rank) for rank in range(size)]]
+    return [child.wait() for child in [start_rank(rank) for rank in range(size)]]
 
 
 def command(*words: str) -> Callable[[], object]:
@@ -161,8 +165,8 @@ def joint(
 def test_several_processes_come_to_what_one_comes_to(
     number: int, joint: tuple[Path, dict], tmp_path: Path
 ) -> None:
-    folder, found = joint
-    weights, everywhere = found["cases"][number]
+    folder, results = joint
+    weights, everywhere = results["cases"][number]
     alone = trained(FEW[number], ALONE, tmp_path)
     torch.testing.assert_close(weights, alone, rtol=1e-5, atol=1e-5)
     assert everywhere, "a rank came to other weights"
@@ -174,8 +178,8 @@ def test_several_processes_come_to_what_one_comes_to(
 def test_ranks_that_differ_all_say_so_before_they_wait(joint: tuple[Path, dict]) -> None:
     """Each in one fact; the last pair does not differ, and trains."""
     *differing, last = joint[1]["refused"].items()
-    for name, said in differing:
-        for sentence in said:
+    for name, message in differing:
+        for sentence in message:
             assert f"rank 1 has another {name.partition(':')[0]} than rank 0" in sentence, name
     assert set(last[1]) == {""}
     assert len([*joint[0].glob("own_runs/runs/quickstart/*/record.json")]) == 1
@@ -190,10 +194,10 @@ def test_no_rank_waits_for_one_that_ends(tmp_path: Path) -> None:
     words = ["recipe=quickstart", f"paths.results={tmp_path / 'results'}"]
     done = together(2, command(*words, "privacy.total_budget=0.1"), at=tmp_path)
     says = ["privacy.total_budget=0.1", "another process of this run has stopped"]
-    for one, sentence in zip(done, says, strict=True):
-        assert one.returncode == 2
-        assert sentence in one.stderr
-        assert len(one.stderr.splitlines()) <= 2  # and how many runs were counted
+    for process, sentence in zip(done, says, strict=True):
+        assert process.returncode == 2
+        assert sentence in process.stderr
+        assert len(process.stderr.splitlines()) <= 2  # and how many runs were counted
     assert not [*tmp_path.rglob("record.json")]
 
 
@@ -245,7 +249,10 @@ def test_a_run_by_two_processes_equals_the_run_of_one(tmp_path: Path) -> None:
     weights = [torch.load(home / "checkpoint.pt", weights_only=True)["model"] for home in homes]
     torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-5)
     assert alone.record.document["privacy"] == joint["privacy"]
-    assert [one["environment"]["ranks"] for one in (alone.record.document, joint)] == [1, 2]
+    assert [document["environment"]["ranks"] for document in (alone.record.document, joint)] == [
+        1,
+        2,
+    ]
 
 
 def test_a_sweep_is_no_work_for_torchrun(

@@ -143,7 +143,7 @@ def test_every_way_to_a_second_generation_counts_both(
 
 @pytest.mark.parametrize("way", ["forced", "forced with a damaged checkpoint", "forced without"])
 def test_the_same_generation_forced_counts_once(tmp_path: Path, way: str) -> None:
-    act, words, *_ = next(found for name, found in WAYS.items() if name.startswith(way))
+    act, words, *_ = next(case for name, case in WAYS.items() if name.startswith(way))
     first = carry_out(tmp_path, *WORDS).record.document
     act(home_of(tmp_path))
     assert carry_out(tmp_path, *WORDS, *words).record.document["privacy"] == first["privacy"]

@@ -133,7 +133,7 @@ def test_a_signal_lets_the_step_end_saves_and_leaves_with_a_code_of_its_own(
 
 @pytest.mark.parametrize("words", ["bench", "reproduce zeta_dp_2021/1 --plan"])
 @pytest.mark.parametrize(
-    ("stop", "said"),
+    ("stop", "message"),
     [(Stopped(signal.SIGTERM), "stopped by SIGTERM"), (KeyboardInterrupt(), "interrupted")],
 )
 def test_a_command_that_saves_nothing_does_not_say_that_it_continues(
@@ -141,12 +141,12 @@ def test_a_command_that_saves_nothing_does_not_say_that_it_continues(
     capsys: pytest.CaptureFixture[str],
     words: str,
     stop: BaseException,
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.setattr(COMMANDS[words.split()[0]], "run", Mock(side_effect=stop))
     with pytest.raises(SystemExit):
         cli.main(words.split())
-    assert capsys.readouterr().err == f"zdp-bench: {said}.\n"
+    assert capsys.readouterr().err == f"zdp-bench: {message}.\n"
 
 
 def test_a_signal_in_the_last_step_finishes_the_run(
@@ -198,9 +198,9 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(
     tmp_path: Path, whole: Any, count: int
 ) -> None:
     says = r"Everything saved is intact.*the same command"
-    with files_of_at_most(count), pytest.raises(UserError, match=says) as told:
+    with files_of_at_most(count), pytest.raises(UserError, match=says) as refused:
         carry_out(tmp_path)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(refused.value)
     (home,) = (path.parent for path in tmp_path.glob("runs/*/*/ledger.jsonl"))
     assert not (home / "record.json").exists()
     assert not list(home.glob("*.partial")), "a full disk has no room for halves"
@@ -233,12 +233,12 @@ def test_a_folder_that_cannot_be_used_is_told_before_the_work(
     with pytest.raises(SystemExit) as left:
         cli.main(words.format(**places).split())
     assert left.value.code == 2
-    told = capsys.readouterr().err
-    assert says in told
-    assert any(str(place) in told for place in places.values())
-    assert "Traceback" not in told
+    message = capsys.readouterr().err
+    assert says in message
+    assert any(str(place) in message for place in places.values())
+    assert "Traceback" not in message
     if not words.startswith("run"):
-        assert len(told.splitlines()) == 1
+        assert len(message.splitlines()) == 1
         assert not places["none"].exists()
 
 
@@ -282,5 +282,5 @@ def test_what_layers_draw_is_a_function_of_seed_and_step() -> None:
     assert first == draws(1, 7, 0)
     others = [draws(*of) for of in ((2, 7, 0), (1, 8, 0), (1, 7, 1))]
     others += [draws(1, 7, 0, secure=True) for _ in range(2)]  # nobody's to foresee
-    for one, other in itertools.combinations([first, *others], 2):
-        assert all(a != b for a, b in zip(one, other, strict=True))
+    for draw, other in itertools.combinations([first, *others], 2):
+        assert all(a != b for a, b in zip(draw, other, strict=True))

@@ -171,7 +171,7 @@ def test_a_resumed_run_goes_on_under_its_identity(
     tmp_path: Path, calls: list[tuple[str, Any]]
 ) -> None:
     class Interrupting(Silent):
-        def evaluated(self, *told: Any) -> None:
+        def evaluated(self, *arguments: Any) -> None:
             raise Stopped(15)
 
     words = ["logger=tensorboard", "execution.checkpoint_steps=1", "trainer.epochs=3"]

@@ -122,8 +122,10 @@ def test_micro_batches_change_nothing_and_a_patient_moves_the_sum_by_the_bound(
             return setup.data.train.batch(torch.from_numpy(indices[cut]))
 
         batches = MicroBatches(len(indices), piece, Size(size), share_sizes=shares)
-        found = sum_shares(setup.algorithm, setup.mechanism, batches, setup.device)
-        return torch.cat([torch.view_as_real(sums.cdouble()).flatten() for sums in found.values()])
+        sums_by_name = sum_shares(setup.algorithm, setup.mechanism, batches, setup.device)
+        return torch.cat(
+            [torch.view_as_real(sums.cdouble()).flatten() for sums in sums_by_name.values()]
+        )
 
     whole = total(everyone, 2048)
     torch.testing.assert_close(total(everyone, 5), whole, rtol=1e-4, atol=1e-9)
@@ -236,8 +238,8 @@ def test_an_example_comes_in_so_many_views_of_its_own(setup: Setup) -> None:
 
 
 def test_the_first_view_is_the_one_there_is_without_the_key(setup: Setup, plain: Setup) -> None:
-    ((one, _),), ((three, _),) = (s.draw("key", 0)[0] for s in (plain, setup))
-    assert torch.equal(three[::3], one)
+    ((plain_view, _),), ((three, _),) = (s.draw("key", 0)[0] for s in (plain, setup))
+    assert torch.equal(three[::3], plain_view)
 
 
 def test_it_is_part_of_what_is_computed_and_costs_no_epsilon(setup: Setup, plain: Setup) -> None:

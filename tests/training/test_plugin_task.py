@@ -56,9 +56,9 @@ def test_a_model_with_a_small_error_has_learnt(
 def test_a_metric_is_held_against_chance_in_its_direction_and_size(
     metric: Metric, value: float, chance: float | None, warns: bool
 ) -> None:
-    said = doubt(metric, {metric.name: value}, chance, 400, 0.5, 2.0)
-    assert bool(said) == warns
-    assert not warns or "Change optimizer.lr (it is 0.5), the noise or the bound." in said
+    warning = doubt(metric, {metric.name: value}, chance, 400, 0.5, 2.0)
+    assert bool(warning) == warns
+    assert not warns or "Change optimizer.lr (it is 0.5), the noise or the bound." in warning
 
 
 class Answer(torch.nn.Module):

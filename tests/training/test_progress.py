@@ -103,11 +103,11 @@ def test_no_rows_without_columns_are_no_box(capsys: pytest.CaptureFixture[str]) 
 def test_a_callback_is_told_the_records_numbers_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[dict[str, float]] = []
+    received: list[dict[str, float]] = []
     registry.names("callback")
-    monkeypatch.setitem(registry._builders["callback"], "mine", lambda run: told.append)
+    monkeypatch.setitem(registry._builders["callback"], "mine", lambda run: received.append)
     config = configured(tmp_path, "execution.callbacks=[mine]")
     record = execute(config, Reporter(Silent(), config)).record.document
-    assert told == record["epochs"]
+    assert received == record["epochs"]
     with pytest.raises(UserError, match="callback 'other' is not known"):
         Reporter(Silent(), configured(tmp_path, "execution.callbacks=[other]"))

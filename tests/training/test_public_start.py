@@ -48,7 +48,7 @@ def start(done: Outcome, tmp_path: Path) -> Outcome:
     return replace(done, path=home / "record.json")
 
 
-def told(outcome: Outcome, **data: str) -> None:
+def state_data(outcome: Outcome, **data: str) -> None:
     """Let a finished run say that it was trained on other data."""
     record = json.loads(outcome.path.read_text())
     record["data"] |= data
@@ -64,20 +64,23 @@ def test_a_model_starts_from_the_weights_that_a_run_ended_with(
     start: Outcome, tmp_path: Path
 ) -> None:
     saved = torch.load(start.path.parent / "checkpoint.pt", weights_only=True)["model"]
-    found = setup_of(tmp_path, FROM, "seed=5").model.state_dict()
-    assert all(torch.equal(found[name], saved[name]) for name in saved)
+    weights = setup_of(tmp_path, FROM, "seed=5").model.state_dict()
+    assert all(torch.equal(weights[name], saved[name]) for name in saved)
     fresh = setup_of(tmp_path, "seed=5").model.state_dict()
     assert not all(torch.equal(fresh[name], saved[name]) for name in saved)
 
 
 def test_the_record_names_the_start_and_its_data(start: Outcome, tmp_path: Path) -> None:
     record = carry_out(tmp_path, FROM, "seed=1").record.document
-    told = record["start"]
-    assert (told["run"], told["recipe"]) == (start.record.document["run"], "quickstart")
-    assert told["data"] == {"name": "synthetic_images", "provenance": "synthetic"}
-    assert told["public"] is True
-    said = "starts from public weights: recipe=quickstart on synthetic_images"
-    assert said in record["data"]["notes"]
+    named_start = record["start"]
+    assert (named_start["run"], named_start["recipe"]) == (
+        start.record.document["run"],
+        "quickstart",
+    )
+    assert named_start["data"] == {"name": "synthetic_images", "provenance": "synthetic"}
+    assert named_start["public"] is True
+    message = "starts from public weights: recipe=quickstart on synthetic_images"
+    assert message in record["data"]["notes"]
     assert "start" not in start.record.document
 
 
@@ -101,24 +104,24 @@ def test_runs_from_other_weights_are_other_runs_with_other_noise(
 
 
 def test_weights_that_know_private_data_are_refused(start: Outcome, tmp_path: Path) -> None:
-    told(start, provenance="official", name="chest_xray")
+    state_data(start, provenance="official", name="chest_xray")
     with pytest.raises(UserError, match=r"chest_xray, .*public"):
         setup_of(tmp_path, FROM)
-    told(start, name="brought_by_a_plugin")
+    state_data(start, name="brought_by_a_plugin")
     with pytest.raises(UserError, match="neither generated nor public"):
         setup_of(tmp_path, FROM)
-    told(start, name="cifar10")
+    state_data(start, name="cifar10")
     setup_of(tmp_path, FROM)  # its card says that it is public
 
 
 def test_public_data_that_the_run_is_to_protect_is_refused(start: Outcome, tmp_path: Path) -> None:
-    told(start, provenance="official", name="fashion_mnist")
+    state_data(start, provenance="official", name="fashion_mnist")
     own = ["recipe=quickstart", "dataset=fashion_mnist", FROM, f"paths.results={tmp_path}"]
     config = parse(compose(own))
     with pytest.raises(UserError, match="whose files this run should keep private"):
         run_digest_of(config, "data")
-    for one, other in (("public_kspace", "cifar10"), ("cifar10", "public_kspace")):
-        told(start, provenance="derived", name=one)
+    for dataset, other in (("public_kspace", "cifar10"), ("cifar10", "public_kspace")):
+        state_data(start, provenance="derived", name=dataset)
         with pytest.raises(UserError, match="whose files this run should keep private"):
             run_digest_of(replace(config, dataset=replace(config.dataset, name=other)), "data")
 
@@ -209,14 +212,14 @@ def test_files_that_a_start_itself_started_from_are_refused_under_another_name(
 
 
 def test_a_start_that_cannot_be_used_is_explained(start: Outcome, tmp_path: Path) -> None:
-    for word, said in (
+    for word, message in (
         ("model.init_from=mnist", r"no finished run.*zdp-bench run recipe=mnist"),
         ("model.init_from=0123456789", "`zdp-bench results` lists the runs"),
         ("model.hidden=[9]", "belong to another model or have other shapes"),
         ("federated.nodes=2", "federated training starts from new weights"),
         ("model.start=unit_variance", r"model\.start=unit_variance.*Use only one of them"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             setup_of(tmp_path, FROM, word)
     setup_of(
         tmp_path, f"model.init_from={start.record.document['run'][:8]}"
@@ -239,14 +242,14 @@ def test_a_run_from_another_file_of_weights_is_another_run(tmp_path: Path) -> No
     path = tmp_path / "weights.pth"
     shutil.copy(resnet18_weights(), path)
     first = train_transfer(tmp_path, path)
-    assert train_transfer(tmp_path, path).found
+    assert train_transfer(tmp_path, path).was_recorded
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     assert first.record.document["model"]["files"] == {"model.weights": sha256}
     weights = torch.load(path)
     weights["conv1.weight"].add_(1)
     torch.save(weights, path)
     other = train_transfer(tmp_path, path)  # was "done before", with the first file's metrics
-    assert not other.found
+    assert not other.was_recorded
     assert other.record.run != first.record.run
     path.unlink()
     with pytest.raises(UserError, match=r"^model\.weights=.*weights\.pth: file not found\. Set it"):

@@ -38,7 +38,7 @@ class Silent(Watcher):
     def __init__(self) -> None:
         self.done_at_start = -1
         self.steps: list[int] = []
-        self.told: list[Any] = []
+        self.evaluations: list[Any] = []
 
     def started(self, config: Run, home: Path, steps: int, done: int) -> None:
         self.done_at_start = done
@@ -47,7 +47,7 @@ class Silent(Watcher):
         self.steps.append(step)
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        self.told.append(evaluation)
+        self.evaluations.append(evaluation)
 
 
 def configured(results: Path, *overrides: str) -> Run:
@@ -111,7 +111,7 @@ def test_all_steps_are_on_disk_before_what_they_led_to_is_saved_or_shown(
         return list(tmp_path.glob("runs/*/*/ledger.jsonl"))
 
     class Shown(Silent):
-        def evaluated(self, *told: Any) -> None:
+        def evaluated(self, *arguments: Any) -> None:
             [held.check(path) for path in ledgers()]
 
     places = [(checkpoint, "save"), (experiment, "evaluate"), (records, "write")]
@@ -155,7 +155,7 @@ def test_files_that_a_kill_left_half_written_go_with_the_same_command(
     for path in left_behind:
         path.write_text("half")
     (home / "record.json").unlink()  # a finished run is only read
-    assert not carry_out(tmp_path).found
+    assert not carry_out(tmp_path).was_recorded
     assert not any(path.exists() for path in left_behind)
     csv_left_behind = disk.name_partial(tmp_path / "records.csv")
     csv_left_behind.write_text("half")
@@ -216,7 +216,7 @@ def test_a_damaged_record_is_refused_and_written_again_once_it_is_gone(
     finished.path.write_bytes(finished.path.read_bytes()[:100])
     with pytest.raises(UserError, match=r"record\.json: is damaged .* Delete it"):
         carry_out(tmp_path)
-    assert not carry_out(tmp_path, "seed=1").found  # another run is not lost over it
+    assert not carry_out(tmp_path, "seed=1").was_recorded  # another run is not lost over it
     finished.path.unlink()
     assert repeatable(carry_out(tmp_path).record.document) == repeatable(finished.record.document)
 
@@ -248,11 +248,11 @@ def test_the_same_run_again_is_found_and_force_repeats_it(
     finished: Outcome, tmp_path: Path
 ) -> None:
     first, again = finished, carry_out(tmp_path)
-    assert again.found
+    assert again.was_recorded
     assert again.record.document == first.record.document
     before = weights_of(first)
     forced = carry_out(tmp_path, "force=true")
-    assert not forced.found
+    assert not forced.was_recorded
     assert repeatable(forced.record.document) == repeatable(first.record.document)
     assert same(weights_of(forced), before)
     assert (first.path.parent / "ledger.jsonl.1").exists()
@@ -268,7 +268,7 @@ def test_a_record_of_its_last_epoch_alone_is_the_same_run_but_no_curve(
     assert last.record.document["epochs"] == finished.record.document["epochs"][-1:]
     assert finished.record.has_each_epoch
     assert not last.record.has_each_epoch
-    assert carry_out(own, "execution.evaluate=last").found
+    assert carry_out(own, "execution.evaluate=last").was_recorded
     with pytest.raises(UserError, match="only after its last epoch"):
         carry_out(own)
     again = carry_out(own, "force=true")
@@ -319,13 +319,13 @@ def test_a_clock_that_jumps_by_a_day_changes_no_count_and_no_duration(
     assert 0 <= (record.measured.train_seconds or 0) < 3600
     assert record.privacy.steps == whole.privacy.steps
     assert record.privacy.epsilon_tight == whole.privacy.epsilon_tight
-    assert [found.run for found in records.read_all(tmp_path / "results")] == [record.run]
+    assert [run.run for run in records.read_all(tmp_path / "results")] == [record.run]
 
 
 def test_a_run_that_learnt_nothing_is_recorded_with_a_warning(tmp_path: Path) -> None:
     still = carry_out(tmp_path, "optimizer.lr=0.0", "trainer.epochs=1").record
     assert still.warning == "the model does not seem to learn: optimizer.lr is 0."
-    assert dict(show_run(still, tmp_path, found=False).rows)["warning"] == still.warning
+    assert dict(show_run(still, tmp_path, was_recorded=False).rows)["warning"] == still.warning
 
 
 def test_a_run_whose_loss_grows_a_hundredfold_says_so(tmp_path: Path) -> None:
@@ -347,9 +347,9 @@ def test_a_run_whose_loss_grows_a_hundredfold_says_so(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_told_before_anything_is_trained(
     tmp_path: Path, word: str, why: str
 ) -> None:
-    with pytest.raises(UserError, match=word + why) as told:
+    with pytest.raises(UserError, match=word + why) as refused:
         execute(parse(compose(["recipe=quickstart", f"paths.results={tmp_path}", word])), Silent())
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(refused.value)
     assert not list(tmp_path.glob("runs/*/*/ledger.jsonl"))
 
 

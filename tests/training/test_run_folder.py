@@ -149,12 +149,12 @@ def test_the_log_has_start_epochs_warnings_and_end_and_the_terminal_its_warnings
     kill_after(monkeypatch, 13, tmp_path)
     monkeypatch.setattr(run, "execution_digest", lambda *_: "other")  # its steps count again
     home = run.execute(config, Reporter(Silent(), config)).path.parent
-    said = capsys.readouterr().err
-    assert "4 steps of an earlier process are repeated" in said
+    output = capsys.readouterr().err
+    assert "4 steps of an earlier process are repeated" in output
     lines = [line.split(" ", 2)[2] for line in (home / "run.log").read_text().splitlines()]
     start, epoch = "INFO quickstart seed 0: starts at step 10 of 20", "INFO epoch 2, step 20  "
     assert lines[0] == "INFO stopped: PowerCut"
-    assert lines[1] == f"WARNING {said.strip()}"
+    assert lines[1] == f"WARNING {output.strip()}"
     assert (lines[2], lines[3].startswith(epoch), lines[4]) == (start, True, "INFO finished")
     assert not logging.getLogger("zdp_bench").handlers
 
@@ -188,8 +188,8 @@ def test_two_processes_that_force_a_secure_run_at_once_lose_no_release(
     assert privacy["steps"] == 3 * own["steps"]
     assert privacy["epsilon_tight"] == pytest.approx(tight(privacy, 60))
     assert len([*first.path.parent.glob("ledger.jsonl*")]) == 3
-    (found,), _ = find_spendings(tmp_path / "secure")
-    assert found.spent.steps == 60 == read_json(found.home / FILE)["privacy"]["steps"]
+    (spending,), _ = find_spendings(tmp_path / "secure")
+    assert spending.spent.steps == 60 == read_json(spending.home / FILE)["privacy"]["steps"]
     # and a run says whether it is one
     secured = first.record.document["privacy"]
     assert (own["randomness"], secured["randomness"]) == ("seeded", "cryptographic")

@@ -89,9 +89,9 @@ def test_a_plateau_needs_validation_records() -> None:
     plateau = "scheduler=reduce_on_plateau"
     with pytest.raises(UserError, match="dataset=phase_digits has none") as run:
         build(plateau)
-    with pytest.raises(UserError) as told:  # as early as that, and in the same words
+    with pytest.raises(UserError) as refused:  # as early as that, and in the same words
         validate(parse(compose(["recipe=quickstart", plateau])))
-    assert str(told.value) == str(run.value)
+    assert str(refused.value) == str(run.value)
     films = ["recipe=chest_xray_small_strict", "dataset=chest_xray_synthetic", plateau]
     validate(parse(compose(films)), trial=False)
     with pytest.raises(UserError, match=r"has none: set dataset\.validation_share=0\.1"):
@@ -140,6 +140,6 @@ def test_the_average_of_all_steps_is_evaluated_and_saved_and_costs_no_epsilon(
         assert torch.allclose(saved.model[name], value, atol=1e-6)
         assert not torch.allclose(after[-1][name], value, atol=1e-6)
         assert torch.equal(saved.last[name], after[-1][name])
-        assert all(torch.equal(found[name], saved.model[name]) for found in seen[-2:])
+        assert all(torch.equal(weights[name], saved.model[name]) for weights in seen[-2:])
     assert outcome.record.document["measured"]["weights"]["digest"] == state_digest(saved.model)
     assert outcome.record.document["model"]["weights"] == "averaged, decay 0.5"

@@ -99,7 +99,7 @@ def test_dividing_in_passing_gives_the_bits_of_dividing_afterwards(tmp_path: Pat
         with training(tmp_path / f"{len(moved)}.jsonl", ranks=ranks) as of:
             private_step(of, 0, iter([batch]), 7.0)
             moved.append(weights(of))
-    assert all(torch.equal(one, other) for one, other in zip(*moved, strict=True))
+    assert all(torch.equal(weight, other) for weight, other in zip(*moved, strict=True))
 
 
 def test_the_sum_of_every_rank_is_divided(tmp_path: Path) -> None:
@@ -108,8 +108,8 @@ def test_the_sum_of_every_rank_is_divided(tmp_path: Path) -> None:
         with training(tmp_path / f"{len(moved)}.jsonl", ranks=ranks) as of:
             private_step(of, 0, iter([]), 8.0)
             moved.append(weights(of))
-    for one, other in zip(*moved, strict=True):
-        torch.testing.assert_close(one - other, torch.full_like(one, 1 / 8))
+    for weight, other in zip(*moved, strict=True):
+        torch.testing.assert_close(weight - other, torch.full_like(weight, 1 / 8))
 
 
 COMPLEX64, COMPLEX128 = torch.complex64, torch.complex128
@@ -198,9 +198,9 @@ def test_a_step_sums_shares(shares: Shares | None) -> None:
     algorithm = problem()[1]
     micro_batches = pieces(6, 4, shares)
     inputs, targets = micro_batches.read(slice(0, 6))
-    found = sum_shares(algorithm, algorithm.mechanism(), micro_batches, CPU)
+    sums = sum_shares(algorithm, algorithm.mechanism(), micro_batches, CPU)
     each = algorithm.contributions((inputs, targets), shares)
-    for name, value in found.items():
+    for name, value in sums.items():
         torch.testing.assert_close(value, each[name].sum(dim=0))
 
 
@@ -234,8 +234,8 @@ def test_an_algorithm_that_makes_more_than_the_mean_of_its_release_is_asked(tmp_
             before = weights(of)
             private_step(of, 0, iter([]), 7.0)
             moved.append([now - old for now, old in zip(weights(of), before, strict=True)])
-    for one, other in zip(*moved, strict=True):
-        torch.testing.assert_close(one, -other, rtol=1e-4, atol=1e-6)
+    for weight, other in zip(*moved, strict=True):
+        torch.testing.assert_close(weight, -other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("also_fails", [False, True])
@@ -300,9 +300,9 @@ def test_the_mechanism_is_asked_for_again_when_other_parameters_train(tmp_path: 
 
 def test_the_mean_of_complex_and_conjugated_sums() -> None:
     z = torch.randn(3, dtype=torch.complex64)
-    found = mean({"a": z.clone(), "b": z.clone().conj(), "c": z.real.clone()}, 4.0)
+    averaged = mean({"a": z.clone(), "b": z.clone().conj(), "c": z.real.clone()}, 4.0)
     for name, expected in (("a", z / 4), ("b", z.conj() / 4), ("c", z.real / 4)):
-        torch.testing.assert_close(found[name], expected)
+        torch.testing.assert_close(averaged[name], expected)
 
 
 def run_out_of_memory_once(algorithm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,11 +370,11 @@ def test_one_example_more_moves_a_sum_of_many_by_its_bound(tmp_path: Path, count
             total = sum_shares(of.algorithm, mechanism, pieces, CPU)
             return add_noise(total, mechanism, noise, 0)
 
-        one, other = released(count), released(count + 1)
-        moved = [torch.linalg.vector_norm((other[name] - one[name]).cdouble()) for name in one]
+        first, other = released(count), released(count + 1)
+        moved = [torch.linalg.vector_norm((other[name] - first[name]).cdouble()) for name in first]
         assert torch.stack(moved).norm() <= 1 + 1e-5
         wide = torch.complex64 if count <= 1024 else torch.complex128
-        assert {value.dtype for value in one.values()} == {wide}
+        assert {value.dtype for value in first.values()} == {wide}
         pieces = zip(inputs[:count].split(1000), targets[:count].split(1000), strict=True)
         private_step(of, 0, pieces, count)
         assert {p.dtype for p in of.model.parameters()} == {torch.complex64}

@@ -324,13 +324,13 @@ def carry_out(
         outcome = execute(checked, reporter, wait, runner)
         reporter.finished(outcome.record)
     is_replaced = checked.force
-    if outcome.found:
+    if outcome.was_recorded:
         labelled = relabel(outcome, checked)
         is_replaced = labelled is not outcome
         outcome = labelled
     records.renew_csv(checked.results, None if is_replaced else outcome.record)
     if show == "all" and not name:
-        console().print(show_run(outcome.record, outcome.path, outcome.found))
+        console().print(show_run(outcome.record, outcome.path, outcome.was_recorded))
     elif show == "all":
         headline, privacy = outcome.record.headline, outcome.record.privacy
         epsilon = show_epsilon(privacy.epsilon_tight)

@@ -131,13 +131,13 @@ def size(nbytes: int) -> str:
 # ----------------------------------------------------------------------------------- a finished run
 
 
-def show_run(record: Record, path: Path, found: bool) -> Sheet:
+def show_run(record: Record, path: Path, was_recorded: bool) -> Sheet:
     """Return a record's main numbers.
 
     Args:
         record: the record.
         path: path of its file.
-        found: whether the run had finished before, so that nothing was trained.
+        was_recorded: whether the run had finished before, so that nothing was trained.
     """
     data, headline = record.data, record.headline
     rows = [
@@ -157,7 +157,7 @@ def show_run(record: Record, path: Path, found: bool) -> Sheet:
     ]
     if record.warning:
         rows.append(["warning", record.warning])
-    done_before = " (done before; force=true runs it again)" if found else ""
+    done_before = " (done before; force=true runs it again)" if was_recorded else ""
     return Sheet(f"{record.recipe}, seed {record.seed}{done_before}", (), rows)
 
 

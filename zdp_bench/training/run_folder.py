@@ -60,12 +60,12 @@ class Outcome:
     Attributes:
         record: the run's record.
         path: the record's file.
-        found: whether the run had finished before, so that it was only read.
+        was_recorded: whether the run had finished before, so that it was only read.
     """
 
     record: Record
     path: Path
-    found: bool
+    was_recorded: bool
 
 
 def find_or_run(
@@ -94,7 +94,7 @@ def find_or_run(
 
     if not config.force and (done := find()):
         _require_epochs(config, done, path)
-        return Outcome(done, path, found=True)
+        return Outcome(done, path, was_recorded=True)
     advice = f"{CONTINUING} from the last checkpoint"
     with (
         explain_write_errors(home, advice),
@@ -106,14 +106,14 @@ def find_or_run(
                 partial.unlink()  # left by a killed process; nobody writes it now
         if done := find():
             _require_epochs(config, done, path)
-            return Outcome(done, path, found=True)
+            return Outcome(done, path, was_recorded=True)
         with keep_log(home / "run.log") if ranks.is_first else nullcontext():
             document = ranks.broadcast(train(home))
             record = Record.of(document)
             if ranks.is_first:
                 records.write(path, document)
                 log.info(f"finished{': ' * bool(record.warning)}{record.warning}")
-    return Outcome(record, path, found=False)
+    return Outcome(record, path, was_recorded=False)
 
 
 @contextmanager

@@ -213,8 +213,8 @@ def test_the_loudest_candidate_is_the_canary() -> None:
 
 def test_complex_tensors_are_released_as_two_parts() -> None:
     flat = run_once(lambda *_: {"w": torch.tensor([[1 + 2j, 3j]]), "n": torch.tensor(4)}, [], 0)
-    found = {name: value.tolist() for name, value in flat.items()}
-    assert found == {"w.real": [1.0, 0.0], "w.imag": [2.0, 3.0], "n": [4.0]}
+    values = {name: value.tolist() for name, value in flat.items()}
+    assert values == {"w.real": [1.0, 0.0], "w.imag": [2.0, 3.0], "n": [4.0]}
 
 
 @pytest.mark.parametrize(
@@ -243,10 +243,12 @@ def test_an_epsilon_is_claimed_for_its_delta_alone() -> None:
 def test_a_mechanism_claims_its_tight_epsilon_for_every_delta() -> None:
     full = StatedClaim.read({"noise_multiplier": 2.0})
     assert full.epsilon(0.01) == pytest.approx(gdp_epsilon(0.5, 0.01))
-    said = {"noise_multiplier": 0.8, "sample_rate": 0.1, "steps": 20}
-    assert StatedClaim.read(said).epsilon(1e-5) == pld(0.8, 0.1, 20, 1e-5)
-    assert StatedClaim.read(said, replaced=True).epsilon(1e-5) == pld_uniform(0.4, 0.1, 20, 1e-5)
-    assert StatedClaim.read(said).text == "σ = 0.8, rate 0.1, 20 steps"
+    settings = {"noise_multiplier": 0.8, "sample_rate": 0.1, "steps": 20}
+    assert StatedClaim.read(settings).epsilon(1e-5) == pld(0.8, 0.1, 20, 1e-5)
+    assert StatedClaim.read(settings, replaced=True).epsilon(1e-5) == pld_uniform(
+        0.4, 0.1, 20, 1e-5
+    )
+    assert StatedClaim.read(settings).text == "σ = 0.8, rate 0.1, 20 steps"
     assert full.deltas == DELTAS
 
 
@@ -292,5 +294,5 @@ def test_the_shipped_scripts_get_the_verdict_they_deserve(
         pytest.importorskip("opacus")
     module = importlib.import_module(f"zdp_bench.extras.audit.examples.{script}")
     claimed = module.CLAIMED | claimed
-    found = step(getattr(module, function), module.EXAMPLES, claimed, runs=runs, seed=0)
-    assert found.verdict == verdict
+    audit = step(getattr(module, function), module.EXAMPLES, claimed, runs=runs, seed=0)
+    assert audit.verdict == verdict

@@ -14,8 +14,8 @@ def test_a_record_is_copied_as_often_as_asked(tmp_path: Path) -> None:
     save(tmp_path, record("quickstart", 0))
     startup.copy_record(tmp_path, 5)
     every = records.read_all(tmp_path)
-    assert [one.seed for one in every] == [0, 1, 2, 3, 4]
-    assert len({one.run for one in every}) == 5
+    assert [run.seed for run in every] == [0, 1, 2, 3, 4]
+    assert len({run.run for run in every}) == 5
 
 
 def test_the_ratio_is_to_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def test_every_record_is_at_one_node_and_a_patients_records_together() -> None:
     parts = split_by_patient(data, 11, seed=1)
     assert sorted(torch.cat([part.rows for part in parts]).tolist()) == list(range(2200))
     owners = [set(part.groups.tolist()) for part in parts if part.groups is not None]
-    assert sum(len(one) for one in owners) == len(set().union(*owners)) == 440
+    assert sum(len(owners_of_part) for owners_of_part in owners) == len(set().union(*owners)) == 440
     inputs, targets = parts[3].batch(torch.tensor([2, 0]))
     assert inputs[:, 0].tolist() == parts[3].rows[[2, 0]].tolist()
     assert len(targets) == 2
@@ -91,10 +91,10 @@ def test_whoever_is_removed_the_others_stay_at_their_nodes(kind: str, removed: s
     everyone = np.arange(60)
     whole = node_of(everyone)
     assert len({*whole.values()}) == 3
-    for one in range(50):
-        gone = patient_of == patient_of[one] if removed == "patient" else everyone == one
+    for example in range(50):
+        gone = patient_of == patient_of[example] if removed == "patient" else everyone == example
         rest = everyone[~gone]
-        assert node_of(rest) == {row: whole[row] for row in rest.tolist()}, f"{removed} {one}"
+        assert node_of(rest) == {row: whole[row] for row in rest.tolist()}, f"{removed} {example}"
 
 
 def test_tensors_travel_without_loss() -> None:
@@ -170,15 +170,15 @@ def test_what_a_federation_on_one_machine_cannot_do_is_one_sentence(
         carried_out(configured(*overrides))
 
 
-@pytest.mark.parametrize(("patients", "told"), [("split", True), ("own", False)])
+@pytest.mark.parametrize(("patients", "is_named"), [("split", True), ("own", False)])
 def test_a_site_tells_nobody_a_digest_of_its_own_data(
-    configured: Make, patients: str, told: bool
+    configured: Make, patients: str, is_named: bool
 ) -> None:
     """Whoever knows all records but one could try what that one is."""
     site = Site(configured("federated.nodes=2", f"federated.patients={patients}"))
-    said = site.node(0).join()
-    assert ("data" in said) is told
-    assert (site.data.digest in str(said)) is told
+    reply = site.node(0).join()
+    assert ("data" in reply) is is_named
+    assert (site.data.digest in str(reply)) is is_named
 
 
 def test_keys_of_how_do_not_change_what_a_run_is(configured: Make) -> None:

@@ -36,7 +36,7 @@ def lying(monkeypatch: pytest.MonkeyPatch, change: Change, who: int = LIAR) -> N
     change_answers(monkeypatch, count, who)
 
 
-def said(**values: Any) -> Change:
+def change_values(**values: Any) -> Change:
     def change(asked: Message, answer: Message, count: int) -> Message:
         for name in values.keys() & answer.content[VALUES].keys():
             answer.content[VALUES][name] = values[name]
@@ -46,8 +46,8 @@ def said(**values: Any) -> Change:
 
 
 def told_by(caplog: pytest.LogCaptureFixture) -> list[str]:
-    own = [one for one in caplog.records if one.name.startswith("zdp_bench.extras.federated")]
-    lines = [one.getMessage() for one in own]
+    own = [entry for entry in caplog.records if entry.name.startswith("zdp_bench.extras.federated")]
+    lines = [entry.getMessage() for entry in own]
     assert not any("\n" in line for line in lines)
     return lines
 
@@ -69,7 +69,7 @@ def test_a_client_that_reports_too_few_steps_is_counted_all_that_the_server_used
 
     def fewer(asked: Message, answer: Message, count: int) -> Message:
         entries = min(answer.content[VALUES].get("entries", 0), 3)
-        return said(entries=entries, before=0, left=-1)(asked, answer, count)
+        return change_values(entries=entries, before=0, left=-1)(asked, answer, count)
 
     lying(monkeypatch, fewer)
     record = carried_out(configured(*own))
@@ -102,7 +102,7 @@ def test_a_budget_is_the_servers_count_too(
 ) -> None:
     own = ["federated.nodes=1", "privacy.max_epsilon=1.5", "trainer.epochs=6"]
     honest = sound(*own)
-    lying(monkeypatch, said(entries=0, before=0, left=10**6), who=0)
+    lying(monkeypatch, change_values(entries=0, before=0, left=10**6), who=0)
     record = carried_out(configured(*own))
     assert record["stopped_by"] == honest["stopped_by"] == "budget"
     assert record["privacy"]["steps"] == honest["privacy"]["steps"]
@@ -309,8 +309,10 @@ def test_a_node_that_joins_as_something_else_is_refused(
     address = FIRST + LIAR
     grid = simulation.SerialGrid(None, 0)  # type: ignore[arg-type]
     roster = Roster(grid, configured("federated.nodes=3"), SAME, [10] * 3, {})
-    for told, present in ((TOLD | SAME | values, []), (TOLD | SAME, [LIAR])):
-        answer = Message(content(told), reply_to=Message(content({}), address, "query.join"))
+    for announcement, present in ((TOLD | SAME | values, []), (TOLD | SAME, [LIAR])):
+        answer = Message(
+            content(announcement), reply_to=Message(content({}), address, "query.join")
+        )
         roster._admit("join", address, answer)
         assert list(roster.present) == present
     (line,) = told_by(caplog)
@@ -326,8 +328,8 @@ def test_a_node_that_joins_again_raises_what_is_known_of_it_or_is_refused(
     grid = simulation.SerialGrid(None, 0)  # type: ignore[arg-type]
     for records, examples, is_present, most in ((10, 1, 1, 2), (10, 5, 1, 5), (12, 9, 0, 2)):
         roster = Roster(grid, configured("federated.nodes=3"), {}, None, known)
-        told = TOLD | {"records": records, "examples_per_patient": examples}
-        answer = Message(content(told), reply_to=Message(content({}), FIRST, "query.join"))
+        announcement = TOLD | {"records": records, "examples_per_patient": examples}
+        answer = Message(content(announcement), reply_to=Message(content({}), FIRST, "query.join"))
         roster._admit("join", FIRST, answer)
         assert len(roster.present) == is_present
         expected = Standing(10, most, entries=4, excess=1)
@@ -345,7 +347,11 @@ def test_a_node_that_comes_back_as_something_else_is_missed_and_the_run_goes_on(
         kind = asked.metadata.message_type
         if kind == "train" and count == 2:
             raise ConnectionError("the node's machine is gone")
-        return said(seed=7)(asked, answer, count) if kind == "query.join" and count else answer
+        return (
+            change_values(seed=7)(asked, answer, count)
+            if kind == "query.join" and count
+            else answer
+        )
 
     lying(monkeypatch, later)
     with caplog.at_level(logging.WARNING):
@@ -358,7 +364,9 @@ def test_a_node_that_comes_back_as_something_else_is_missed_and_the_run_goes_on(
     assert f"{SEE_LOG}; it is dropped" in lines[1]
     assert "its seed differs from the server's" in lines[2]
 
-    lying(monkeypatch, said(seed=7))  # from its first word on: without its size there is no plan
+    lying(
+        monkeypatch, change_values(seed=7)
+    )  # from its first word on: without its size there is no plan
     with pytest.raises(UserError, match="only 2 of 3 nodes joined"):
         carried_out(configured("federated.nodes=3", "federated.min_nodes=2", results="never"))
 
@@ -366,7 +374,7 @@ def test_a_node_that_comes_back_as_something_else_is_missed_and_the_run_goes_on(
 def test_a_node_that_refuses_to_prepare_is_missed_and_a_run_that_goes_on_goes_on(
     configured: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lying(monkeypatch, said(mechanism="other"))
+    lying(monkeypatch, change_values(mechanism="other"))
     with caplog.at_level(logging.WARNING):
         record = carried_out(configured("federated.nodes=3", "federated.min_nodes=2"))
     assert of_nodes(record, "answers") == [8, 0, 8]

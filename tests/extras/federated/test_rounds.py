@@ -174,12 +174,12 @@ def test_on_other_weights_a_round_drawn_again_is_another_release(configured: Mak
     node.prepare("f" * 64, 8, None)
     first = {name: p.detach().clone() for name, p in trainable(site.setup.model).items()}
     other = {name: value + 1e-3 for name, value in first.items()}
-    _, one = node.take_round(3, first)
-    told, same = node.take_round(3, first)
-    assert told["entries"] == 1
-    assert all(torch.equal(one[name], same[name]) for name in one)
-    told, _ = node.take_round(3, other)
-    assert told["entries"] == 2
+    _, release = node.take_round(3, first)
+    report, same = node.take_round(3, first)
+    assert report["entries"] == 1
+    assert all(torch.equal(release[name], same[name]) for name in release)
+    report, _ = node.take_round(3, other)
+    assert report["entries"] == 2
     site.close()
 
 

@@ -212,8 +212,8 @@ def sweep(curve_runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_point_that_is_missing_is_a_gap(sweep: Path) -> None:
-    found = lines(panel_of(sweep))["DP-DFA hybrid"]
-    assert found[:3] == pytest.approx([80, math.nan, 80], nan_ok=True)
+    curve = lines(panel_of(sweep))["DP-DFA hybrid"]
+    assert curve[:3] == pytest.approx([80, math.nan, 80], nan_ok=True)
 
 
 def test_the_papers_numbers_are_black_beside_ours(sweep: Path) -> None:
@@ -274,11 +274,11 @@ def test_each_algorithm_is_a_curve_with_its_gap_and_the_non_private_run_a_line(
 ) -> None:
     figure = figures.draw_runs(results, [], "epsilon_tight", "accuracy", ["algorithm"])
     (axes,) = figure.axes
-    found = lines(axes)
-    assert set(found) == {"dp_sgd", "gredp", "sgd"}
-    assert found["dp_sgd"] == pytest.approx([51.5, 52.5, 66.5])
-    assert found["gredp"] == pytest.approx([51, math.nan, 66], nan_ok=True)
-    assert found["sgd"] == pytest.approx([90, 90])
+    curves = lines(axes)
+    assert set(curves) == {"dp_sgd", "gredp", "sgd"}
+    assert curves["dp_sgd"] == pytest.approx([51.5, 52.5, 66.5])
+    assert curves["gredp"] == pytest.approx([51, math.nan, 66], nan_ok=True)
+    assert curves["sgd"] == pytest.approx([90, 90])
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("epsilon tight", "test accuracy, %")
     assert axes.get_xscale() == "log"
     (legend,) = figure.legends

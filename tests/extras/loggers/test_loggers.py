@@ -59,21 +59,21 @@ def read_mlflow(results: Path) -> Logged:
     client = MlflowClient(f"sqlite:///{results}/mlflow.db")
     experiment = client.get_experiment_by_name("zdp-bench")
     assert experiment is not None
-    (found,) = client.search_runs([experiment.experiment_id])
-    assert found.info.status == "FINISHED"
-    tags = found.data.tags
-    (attached,) = client.list_artifacts(found.info.run_id)
-    record = client.download_artifacts(found.info.run_id, attached.path)
+    (tracked_run,) = client.search_runs([experiment.experiment_id])
+    assert tracked_run.info.status == "FINISHED"
+    tags = tracked_run.data.tags
+    (attached,) = client.list_artifacts(tracked_run.info.run_id)
+    record = client.download_artifacts(tracked_run.info.run_id, attached.path)
     curves = {}
-    for name in found.data.metrics:
-        history = client.get_metric_history(found.info.run_id, name)
+    for name in tracked_run.data.metrics:
+        history = client.get_metric_history(tracked_run.info.run_id, name)
         curves[name] = {metric.step: metric.value for metric in history}
         assert len(curves[name]) == len(history), "an evaluation is there once"
     return Logged(
         tags["mlflow.runName"],
         {tag for tag, value in tags.items() if value == "true"},
         tags["mlflow.note.content"],
-        found.data.params,
+        tracked_run.data.params,
         json.loads(Path(record).read_text()),
         {name: steps for name, steps in curves.items() if 0 not in steps},
         {name: steps[0] for name, steps in curves.items() if 0 in steps},
@@ -190,6 +190,6 @@ def test_a_missing_package_is_told_before_the_first_step(
     monkeypatch.setitem(sys.modules, name, None)
     words = [*TINY, f"paths.results={tmp_path}", f"logger={name}"]
     code, _, err = run_command(capsys, "run", *words)
-    said = f"this needs {name}, which is not installed: `pip install 'zdp-bench[{name}]'`."
-    assert (code, said in err) == (2, True), err
+    message = f"this needs {name}, which is not installed: `pip install 'zdp-bench[{name}]'`."
+    assert (code, message in err) == (2, True), err
     assert not [*tmp_path.glob("runs/*/*/ledger.jsonl")]

@@ -157,8 +157,8 @@ def test_the_patient_may_stand_in_the_name(tmp_path: Path) -> None:
         for patient in range(8):
             for eye in "LR":
                 make.write_png(tmp_path / "eyes" / name / f"p{patient}_{eye}.png", 9)
-    found = folder(tmp_path / "eyes", patient=r"^(p\d+)_").info(tmp_path)
-    assert (found.unit, found.examples_per_patient) == ("patient", 4)  # p0 has two in each class
+    info = folder(tmp_path / "eyes", patient=r"^(p\d+)_").info(tmp_path)
+    assert (info.unit, info.examples_per_patient) == ("patient", 4)  # p0 has two in each class
     alone = folder(tmp_path / "eyes").info(tmp_path)
     assert (alone.unit, alone.examples_per_patient) == ("picture", 1)
     other = folder(tmp_path / "eyes", patient="(x)")
@@ -349,16 +349,16 @@ def test_an_example_under_two_owners_is_told(
     scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, into: str, how: str
 ) -> None:
     items = folder(scans).find().items
-    *_, one, own = [item for item in items if item.part == "train"]
-    assert one.patient == own.patient
-    Image.fromarray(np.arange(120, dtype=np.uint8).reshape(10, 12)).save(one.path)
-    copy_to(one.path, own.path, how)
+    *_, first, own = [item for item in items if item.part == "train"]
+    assert first.patient == own.patient
+    Image.fromarray(np.arange(120, dtype=np.uint8).reshape(10, 12)).save(first.path)
+    copy_to(first.path, own.path, how)
     folder(scans).load(tmp_path)
     assert "under two owners" not in caplog.text
-    other = next(i for i in items if i.part == into and i.patient != one.patient)
-    copy_to(one.path, other.path, how)
+    other = next(i for i in items if i.part == into and i.patient != first.patient)
+    copy_to(first.path, other.path, how)
     folder(scans).load(tmp_path)
-    names = sorted([f"{one.name} (train)", f"{other.name} ({into})"])
+    names = sorted([f"{first.name} (train)", f"{other.name} ({into})"])
     assert f"examples are there under two owners, such as {' and '.join(names)};" in caplog.text
 
 
@@ -414,8 +414,8 @@ def test_a_mask_that_is_stored_along_other_axes_lies_where_its_image_does(tmp_pa
     for path in (tmp_path / "d/masks").rglob("*.nii"):
         nifti.write(path, nifti.read(path), (1.0, 1.0, 2.0), axes="SPL")
         move(partial(shift, axis=0, distance=0.3))(path)  # less than a voxel, as rounding does
-    found = folder(tmp_path / "d", "volume").load(tmp_path).train.batch(torch.arange(4))
-    torch.testing.assert_close(found, expected)
+    batch = folder(tmp_path / "d", "volume").load(tmp_path).train.batch(torch.arange(4))
+    torch.testing.assert_close(batch, expected)
 
 
 def test_complex_volumes_stay_complex(tmp_path: Path) -> None:
@@ -629,10 +629,10 @@ def test_own_data_are_called_by_the_name_of_their_folder(
     words = ["recipe=quickstart", "dataset=folder", f"dataset.path={scans}", "dataset.size=8"]
     words += ["model=real_linear", "algorithm=dp_sgd", "trainer.epochs=1"]
     execute(configured([*words, f"paths.results={tmp_path}"]), Silent())
-    (found,) = records.read_all(tmp_path)
-    assert (found.data.name, found.data.title) == ("folder", "scans")
-    assert found.data.shown == "scans: folder, own"
-    assert records.frame([found])["dataset"].tolist() == ["scans"]
+    (record,) = records.read_all(tmp_path)
+    assert (record.data.name, record.data.title) == ("folder", "scans")
+    assert record.data.shown == "scans: folder, own"
+    assert records.frame([record])["dataset"].tolist() == ["scans"]
     (spending,) = find_spendings(tmp_path)[0]
     assert (spending.dataset, spending.shown) == ("folder", "scans")
     (line,) = budget.sheet([spending], None, [], tmp_path, "scans").numbers

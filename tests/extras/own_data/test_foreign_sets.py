@@ -29,8 +29,8 @@ SHORT = ("trainer.epochs=2",)
 
 def rows() -> dict[str, tuple[str, list[str]]]:
     """The table's rows: set -> what is typed, and what is printed."""
-    found = re.findall(r"^\| ([^|]+) \| `zdp-bench ([^|]+)` \|$", PAGE, re.M)
-    return {name: (typed, PRINTED[name]) for names, typed in found for name in names.split(", ")}
+    lines = re.findall(r"^\| ([^|]+) \| `zdp-bench ([^|]+)` \|$", PAGE, re.M)
+    return {name: (typed, PRINTED[name]) for names, typed in lines for name in names.split(", ")}
 
 
 PRINTED = {

@@ -81,8 +81,8 @@ def test_a_file_that_is_none_is_refused(
 def data_of(text: str) -> dict[str, Any]:
     """The page's data, as its scripts read it."""
     (data,) = re.findall(r'<script type="application/json" id="runs-data">(.*?)</script>', text)
-    found: dict[str, Any] = json.loads(data)
-    return found
+    page_data: dict[str, Any] = json.loads(data)
+    return page_data
 
 
 def test_the_page_needs_nothing_beside_it(text: str) -> None:

@@ -35,7 +35,7 @@ class Seen:
     """A page, and what it said and asked for that it should not."""
 
     page: Page
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
 
@@ -52,9 +52,9 @@ def see(
     )
     page = context.new_page()
     seen = Seen(page)
-    page.on("console", lambda message: seen.said.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: seen.said.append(f"error: {error}"))
-    page.on("dialog", lambda box: (seen.said.append(f"dialog: {box.message}"), box.dismiss()))
+    page.on("console", lambda message: seen.messages.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: seen.messages.append(f"error: {error}"))
+    page.on("dialog", lambda box: (seen.messages.append(f"dialog: {box.message}"), box.dismiss()))
     page.on("request", lambda request: seen.requests.append(request.url))
     page.goto(file.as_uri())
     page.wait_for_selector("#count:has-text('runs')")
@@ -103,7 +103,7 @@ def test_the_page_fits_says_nothing_and_asks_for_nothing(
         page.wait_for_selector("#run[open] #run-name")
         assert page.evaluate("document.documentElement.scrollWidth") == size[0]
         assert page.evaluate("document.querySelector('#run').scrollWidth") <= size[0]
-        assert seen.said == []
+        assert seen.messages == []
         assert [url for url in seen.requests if not url.startswith("data:")] == [file.as_uri()]
 
 
@@ -118,7 +118,7 @@ def test_what_a_record_a_drawing_or_a_table_holds_stays_text(browser: Browser, f
         assert EVIL in page.inner_text("#measured")
         assert page.evaluate("window.harmed") is None
         assert page.locator("a[href^=javascript]").count() == 0
-        assert seen.said == []
+        assert seen.messages == []
 
 
 def test_search_filters_and_a_limit_on_epsilon_choose_runs(browser: Browser, file: Path) -> None:
@@ -180,7 +180,7 @@ def test_runs_of_any_number_and_name_open_and_say_what_tables_say(
             page.click("#runs-table .tabulator-row >> nth=0 >> a")
             assert f"runs/{recipe}/" in page.inner_text("#run-body")
             page.click("#run-head button")
-        assert seen.said == []
+        assert seen.messages == []
 
 
 CURVES = (
@@ -214,7 +214,7 @@ def test_the_curves_of_a_sweep_are_overlaid(
         assert {tuple(xs) for _, xs in page.evaluate(CURVES)} == {(0.5, 1, 1.5, 2)}
         assert page.evaluate("document.documentElement.scrollWidth") == size[0]
         assert page.evaluate("Chart.getChart('curves').width") <= size[0]
-        assert seen.said == []
+        assert seen.messages == []
 
 
 LEGEND = """(() => {
@@ -239,7 +239,7 @@ def test_the_legend_tells_runs_apart_and_fits_the_chart(
         assert len({label[:12] for label in labels}) == 4, labels
         assert all(0 <= end <= width for end in ends), (ends, width)
         assert any(label.endswith("…") for label in labels) == (size == PHONE), labels
-        assert seen.said == []
+        assert seen.messages == []
 
 
 @pytest.mark.parametrize("size", [WIDE, PHONE])
@@ -260,7 +260,7 @@ def test_a_run_shows_its_curves_and_leads_to_those_of_its_recipe(
         page.wait_for_selector("#count:has-text('14 of 15 runs')")
         assert not page.is_visible("#run")
         assert len(page.evaluate(CURVES)) == 12
-        assert seen.said == []
+        assert seen.messages == []
 
 
 def test_runs_without_epsilon_or_epochs_have_no_curve_against_it(
@@ -281,4 +281,4 @@ def test_runs_without_epsilon_or_epochs_have_no_curve_against_it(
         page.fill("#search", "plain")
         page.click("#runs-table .tabulator-row >> nth=0 >> a")
         assert page.locator("#run-curves select").count() == 0
-        assert seen.said == []
+        assert seen.messages == []

@@ -56,30 +56,30 @@ def together(spent: list[tuple[float, int]], delta: float) -> float:
     return by_dp_accounting(*((z, 0.2, steps) for z, steps in spent), delta=delta)
 
 
-def together_of(found: list[Record]) -> float:
-    spent = [(record.privacy.z, record.privacy.steps) for record in found]
-    return together(spent, found[0].privacy.delta)
+def together_of(runs: list[Record]) -> float:
+    spent = [(record.privacy.z, record.privacy.steps) for record in runs]
+    return together(spent, runs[0].privacy.delta)
 
 
 def test_the_best_is_chosen_by_validation_records_and_epsilon_is_of_all_runs_composed(
     tmp_path: Path,
 ) -> None:
     words = ["optimizer.lr=0.001,1", "algorithm.noise_multiplier=1.5,2.0"]
-    found = carry_out(tmp_path, *words, sampler="grid", metric="loss")
-    assert json.loads(next(tmp_path.glob("searches/*/search.json")).read_text()) == found
-    assert (found["metric"], found["direction"]) == ("loss", "minimize")
-    rates = [one["values"]["optimizer.lr"] for one in found["trials"]]
-    scores = [one["score"] for one in found["trials"]]
-    assert found["best"] == scores.index(min(scores)) + 1
+    search_record = carry_out(tmp_path, *words, sampler="grid", metric="loss")
+    assert json.loads(next(tmp_path.glob("searches/*/search.json")).read_text()) == search_record
+    assert (search_record["metric"], search_record["direction"]) == ("loss", "minimize")
+    rates = [trial["values"]["optimizer.lr"] for trial in search_record["trials"]]
+    scores = [trial["score"] for trial in search_record["trials"]]
+    assert search_record["best"] == scores.index(min(scores)) + 1
     assert max(s for s, rate in zip(scores, rates, strict=True) if rate == "1") < max(scores)
-    assert all(one["score"] != one["test"] for one in found["trials"])
+    assert all(trial["score"] != trial["test"] for trial in search_record["trials"])
 
     every = records.read_all(tmp_path)
-    assert {line["run"] for line in found["trials"]} == {record.run for record in every}
+    assert {line["run"] for line in search_record["trials"]} == {record.run for record in every}
     assert len(every) == 3
     assert len({record.privacy.z for record in every}) == 2
-    assert found["privacy"]["epsilon_all"] == pytest.approx(together_of(every), rel=3e-3)
-    assert found["privacy"]["epsilon_all_unit"] > found["privacy"]["epsilon_all"]
+    assert search_record["privacy"]["epsilon_all"] == pytest.approx(together_of(every), rel=3e-3)
+    assert search_record["privacy"]["epsilon_all_unit"] > search_record["privacy"]["epsilon_all"]
 
 
 def test_the_best_trial_of_a_plug_in_task_has_the_least_error(
@@ -87,11 +87,11 @@ def test_the_best_trial_of_a_plug_in_task_has_the_least_error(
 ) -> None:
     register_task(monkeypatch)
     words = [*WORDS, "algorithm.noise_multiplier=0.01", "optimizer.lr=1e-9,1"]
-    found = carry_out(tmp_path, *words, sampler="grid", trials=2)
-    assert (found["metric"], found["direction"]) == ("mae", "minimize")
-    scores = [one["score"] for one in found["trials"]]
-    assert scores[found["best"] - 1] == min(scores) < max(scores)
-    assert sheet(found).numbers[0]["trial"] == found["best"]
+    search_record = carry_out(tmp_path, *words, sampler="grid", trials=2)
+    assert (search_record["metric"], search_record["direction"]) == ("mae", "minimize")
+    scores = [trial["score"] for trial in search_record["trials"]]
+    assert scores[search_record["best"] - 1] == min(scores) < max(scores)
+    assert sheet(search_record).numbers[0]["trial"] == search_record["best"]
 
 
 def test_a_trial_that_is_drawn_again_otherwise_counts_twice(
@@ -104,11 +104,11 @@ def test_a_trial_that_is_drawn_again_otherwise_counts_twice(
     (path.parent / "checkpoint.pt").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(run, "execution_digest", lambda *_: "another machine")
-        found = carry_out(tmp_path, RATES, trials=2)
+        search_record = carry_out(tmp_path, RATES, trials=2)
     spent = [(r.privacy.z, r.privacy.steps) for r in records.read_all(tmp_path)]
     assert sorted(steps for _, steps in spent) == [STEPS, 2 * STEPS]
-    expected = together(spent, found["privacy"]["delta"])
-    assert found["privacy"]["epsilon_all"] == pytest.approx(expected, rel=3e-3)
+    expected = together(spent, search_record["privacy"]["delta"])
+    assert search_record["privacy"]["epsilon_all"] == pytest.approx(expected, rel=3e-3)
 
 
 def test_the_command_for_other_seeds_names_a_recipe_file_as_it_was_typed(
@@ -117,8 +117,8 @@ def test_the_command_for_other_seeds_names_a_recipe_file_as_it_was_typed(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_digits.yaml").write_text((assets.RECIPES / "quickstart.yaml").read_text())
     words = ["recipe=./own_digits.yaml", *TINY[1:], "optimizer.lr=0.5,1"]
-    found = search(read_search(words), "nothing")[0]
-    again = shlex.split(sheet(found).notes[-1].partition(": zdp-bench ")[2])
+    search_record = search(read_search(words), "nothing")[0]
+    again = shlex.split(sheet(search_record).notes[-1].partition(": zdp-bench ")[2])
     assert again[:3] == ["run", "-m", "recipe=./own_digits.yaml"]
     assert configured(again[2:-1]).recipe == "own_digits"
 
@@ -128,10 +128,10 @@ def test_a_search_ends_with_commands_that_export_the_best_run_and_repeat_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], epsilon: float | None
 ) -> None:
     words = ["optimizer.lr=0.001,1", "seed=4"]
-    found = carry_out(tmp_path, *words, sampler="grid", trials=2, epsilon=epsilon)
-    (best,) = [line for line in found["trials"] if line["trial"] == found["best"]]
-    said, export, again = sheet(found).notes[-3:]
-    assert f"quickstart/{best['run'][:8]}, validation accuracy {best['score']:.4f}" in said
+    search_record = carry_out(tmp_path, *words, sampler="grid", trials=2, epsilon=epsilon)
+    (best,) = [line for line in search_record["trials"] if line["trial"] == search_record["best"]]
+    best_line, export, again = sheet(search_record).notes[-3:]
+    assert f"quickstart/{best['run'][:8]}, validation accuracy {best['score']:.4f}" in best_line
     words = shlex.split(export.partition(": zdp-bench ")[2])
     words[words.index("--to") + 1] = str(tmp_path / "best")
     assert command(capsys, *words)[0] == 0
@@ -143,8 +143,10 @@ def test_a_search_ends_with_commands_that_export_the_best_run_and_repeat_it(
 
 
 def test_epsilon_is_that_of_the_whole_search(tmp_path: Path) -> None:
-    found = carry_out(tmp_path, RATES, "algorithm.max_grad_norm=0.3,1.0", epsilon=1.0, trials=2)
-    assert 0.999 < found["privacy"]["epsilon_all"] <= 1.0
+    search_record = carry_out(
+        tmp_path, RATES, "algorithm.max_grad_norm=0.3,1.0", epsilon=1.0, trials=2
+    )
+    assert 0.999 < search_record["privacy"]["epsilon_all"] <= 1.0
     for record in records.read_all(tmp_path):
         assert record.privacy.epsilon_tight < 1.0
         assert record.stopped_by == "epochs"
@@ -153,9 +155,9 @@ def test_epsilon_is_that_of_the_whole_search(tmp_path: Path) -> None:
 
 def test_trials_with_other_steps_share_what_the_trials_before_have_left(tmp_path: Path) -> None:
     """The last one, which takes the most steps, was never run."""
-    found = carry_out(tmp_path, "trainer.epochs=1,2,3", epsilon=1.0, sampler="grid")
-    assert [trial["state"] for trial in found["trials"]] == ["done"] * 3
-    assert 0.99 < found["privacy"]["epsilon_all"] <= 1.0
+    search_record = carry_out(tmp_path, "trainer.epochs=1,2,3", epsilon=1.0, sampler="grid")
+    assert [trial["state"] for trial in search_record["trials"]] == ["done"] * 3
+    assert 0.99 < search_record["privacy"]["epsilon_all"] <= 1.0
     assert {record.stopped_by for record in records.read_all(tmp_path)} == {"epochs"}
 
 
@@ -171,11 +173,11 @@ def test_a_trial_that_would_pass_epsilon_is_not_begun(
         return outcome
 
     monkeypatch.setattr(module, "_run_trial", run_both)
-    found = carry_out(tmp_path, "optimizer.lr=0.1,1", epsilon=1.0, trials=2, sampler="grid")
+    search_record = carry_out(tmp_path, "optimizer.lr=0.1,1", epsilon=1.0, trials=2, sampler="grid")
     assert len(records.read_all(tmp_path)) == 2
-    assert len(found["trials"]) == 1
-    assert not found["finished"]
-    assert "with trial 2 it would be" in " ".join(sheet(found).notes)
+    assert len(search_record["trials"]) == 1
+    assert not search_record["finished"]
+    assert "with trial 2 it would be" in " ".join(sheet(search_record).notes)
 
 
 def test_two_searches_at_once_do_not_both_spend_the_rest_of_an_epsilon(
@@ -191,9 +193,9 @@ def test_two_searches_at_once_do_not_both_spend_the_rest_of_an_epsilon(
         return carry_out_run(*arguments, **options)
 
     monkeypatch.setattr(module, "carry_out", begin_another)
-    found = carry_out(tmp_path, "optimizer.lr=0.1,0.2", epsilon=2.0, trials=1)
+    search_record = carry_out(tmp_path, "optimizer.lr=0.1,0.2", epsilon=2.0, trials=1)
     assert len(records.read_all(tmp_path)) == 1
-    assert found["privacy"]["epsilon_all"] <= 2.0
+    assert search_record["privacy"]["epsilon_all"] <= 2.0
 
 
 @pytest.mark.parametrize(
@@ -221,16 +223,16 @@ def test_earlier_runs_of_the_recipe_leave_less_room_or_none(tmp_path: Path) -> N
     results = tmp_path / "beside"
     earlier = records.read_all(results)
     alone = carry_out(tmp_path / "alone", RATES, epsilon=3.0, trials=2)
-    found = carry_out(results, RATES, epsilon=3.0, trials=2)
-    assert len(found["trials"]) == 2
+    search_record = carry_out(results, RATES, epsilon=3.0, trials=2)
+    assert len(search_record["trials"]) == 2
     every = records.read_all(results)
-    assert found["privacy"]["epsilon_all"] == pytest.approx(together_of(every), rel=3e-3)
-    assert 2.99 < found["privacy"]["epsilon_all"] <= 3.0
+    assert search_record["privacy"]["epsilon_all"] == pytest.approx(together_of(every), rel=3e-3)
+    assert 2.99 < search_record["privacy"]["epsilon_all"] <= 3.0
     with_more_noise = min(record.privacy.z for record in every if record not in earlier)
     assert with_more_noise > records.read_all(tmp_path / "alone")[0].privacy.z
     assert alone["privacy"]["runs"] == 2
     again = carry_out(results, RATES, epsilon=3.0, trials=2)
-    assert again == found
+    assert again == search_record
     epsilon = together_of(earlier)
     with pytest.raises(UserError, match=r"the 4 runs of .* already, so nothing useful is left"):
         carry_out(results, RATES, epsilon=epsilon, trials=3)
@@ -241,10 +243,10 @@ def test_earlier_runs_of_the_recipe_leave_less_room_or_none(tmp_path: Path) -> N
 
 def test_a_search_goes_on_with_its_own_noise_after_runs_that_came_between(tmp_path: Path) -> None:
     """Its trials are found again, whatever was spent since."""
-    found = carry_out(tmp_path, RATES, epsilon=2.0, trials=2)
+    search_record = carry_out(tmp_path, RATES, epsilon=2.0, trials=2)
     run_one([*WHOLE, "algorithm.noise_multiplier=1.0", "seed=7", f"paths.results={tmp_path}"])
     again = carry_out(tmp_path, RATES, epsilon=2.0, trials=2)
-    assert again["trials"] == found["trials"]
+    assert again["trials"] == search_record["trials"]
     assert again["privacy"]["epsilon_all"] > 2.0
     assert len(records.read_all(tmp_path)) == 3
 
@@ -271,29 +273,29 @@ def test_no_run_of_an_earlier_call_is_lost(
 ) -> None:
     carry_out(tmp_path, RATES, trials=2, sampler="random")
     act(tmp_path, monkeypatch)
-    found = carry_out(tmp_path, RATES, trials=2, sampler="random")
+    search_record = carry_out(tmp_path, RATES, trials=2, sampler="random")
     spendings, _ = find_spendings(tmp_path)
     (line,) = budget.sheet(spendings, None, [], tmp_path).numbers
-    assert found["privacy"]["epsilon_all"] == line["epsilon"]
-    assert found["privacy"]["epsilon_all_unit"] == line["epsilon_unit"]
-    spent = [(one.spent.z, one.spent.steps) for one in spendings]
-    expected = together(spent, found["privacy"]["delta"])
+    assert search_record["privacy"]["epsilon_all"] == line["epsilon"]
+    assert search_record["privacy"]["epsilon_all_unit"] == line["epsilon_unit"]
+    spent = [(spending.spent.z, spending.spent.steps) for spending in spendings]
+    expected = together(spent, search_record["privacy"]["delta"])
     assert line["epsilon"] == pytest.approx(expected, rel=3e-3)
-    assert found["privacy"]["runs"] == len(spendings) > 2
+    assert search_record["privacy"]["runs"] == len(spendings) > 2
 
 
 def test_a_search_that_is_stopped_as_it_continues_still_lists_every_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first trial's line replaced all others, whose noise was then chosen anew after a kill."""
-    found = carry_out(tmp_path, RATES, epsilon=3.0, trials=3, sampler="random")
+    search_record = carry_out(tmp_path, RATES, epsilon=3.0, trials=3, sampler="random")
     with monkeypatch.context() as patch:
         patch.setattr(module, "_run_trial", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             carry_out(tmp_path, RATES, epsilon=3.0, trials=3, sampler="random")
     again = carry_out(tmp_path, RATES, epsilon=3.0, trials=3, sampler="random")
-    assert again["trials"] == found["trials"]
-    assert again["privacy"]["epsilon_all"] == found["privacy"]["epsilon_all"]
+    assert again["trials"] == search_record["trials"]
+    assert again["privacy"]["epsilon_all"] == search_record["privacy"]["epsilon_all"]
 
 
 def run_another(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,9 +319,9 @@ def test_new_trials_share_what_the_saved_ones_and_other_runs_have_left(
         with pytest.raises(KeyboardInterrupt):
             carry_out(tmp_path, RATES, epsilon=3.0, trials=3, sampler="random")
     act(tmp_path, monkeypatch)
-    found = carry_out(tmp_path, RATES, epsilon=3.0, trials=3, sampler="random")
-    assert [trial["state"] for trial in found["trials"]] == ["done"] * 3
-    assert 2.99 < found["privacy"]["epsilon_all"] <= 3.0
+    search_record = carry_out(tmp_path, RATES, epsilon=3.0, trials=3, sampler="random")
+    assert [trial["state"] for trial in search_record["trials"]] == ["done"] * 3
+    assert 2.99 < search_record["privacy"]["epsilon_all"] <= 3.0
 
 
 def test_a_trial_that_is_resumed_keeps_what_it_reserved(
@@ -360,11 +362,11 @@ def test_a_trial_that_diverges_is_no_end_and_counts(
         refuse(finite and rate != 1, epoch, step, rate)
 
     monkeypatch.setattr("zdp_bench.training.run.refuse_divergence", diverge)
-    found = carry_out(tmp_path, "optimizer.lr=1,0.1", sampler="grid")
-    assert [line["state"] for line in found["trials"]] == ["failed", "done"]
-    assert found["best"] == 2
+    search_record = carry_out(tmp_path, "optimizer.lr=1,0.1", sampler="grid")
+    assert [line["state"] for line in search_record["trials"]] == ["failed", "done"]
+    assert search_record["best"] == 2
     alone = records.read_all(tmp_path)[0].privacy.epsilon_tight
-    assert found["privacy"]["epsilon_all"] > 1.1 * alone
+    assert search_record["privacy"]["epsilon_all"] > 1.1 * alone
 
 
 @pytest.mark.parametrize("is_listed", [True, False])
@@ -382,20 +384,20 @@ def test_a_diverged_trial_with_secure_noise_is_not_run_again(
 
     monkeypatch.setattr("zdp_bench.training.run.refuse_divergence", diverge)
     words = ["optimizer.lr=1,0.1", "privacy.secure=true"]
-    found = carry_out(tmp_path, *words, sampler="grid", epsilon=2.0)
-    assert [trial["state"] for trial in found["trials"]] == ["failed", "done"]
-    assert 1.99 < found["privacy"]["epsilon_all"] <= 2.0
+    search_record = carry_out(tmp_path, *words, sampler="grid", epsilon=2.0)
+    assert [trial["state"] for trial in search_record["trials"]] == ["failed", "done"]
+    assert 1.99 < search_record["privacy"]["epsilon_all"] <= 2.0
     (path,) = tmp_path.glob("searches/*/search.json")
     if not is_listed:  # killed before
-        failed, done = found["trials"]
-        records.write(path, found | {"trials": [failed | {"state": "open"}, done]})
+        failed, done = search_record["trials"]
+        records.write(path, search_record | {"trials": [failed | {"state": "open"}, done]})
     again = carry_out(tmp_path, *words, sampler="grid", epsilon=2.0)
     # Without the list, only the ledger is left, which does not state why the run ended.
     reason = "diverged" if is_listed else "no ε left for a first step"
-    failed, done = found["trials"]
+    failed, done = search_record["trials"]
     assert failed["reason"] == "diverged"
     assert again["trials"] == [failed | {"reason": reason}, done]
-    assert again["privacy"]["epsilon_all"] == found["privacy"]["epsilon_all"]
+    assert again["privacy"]["epsilon_all"] == search_record["privacy"]["epsilon_all"]
     ledgers = tmp_path.glob("runs/*/*/ledger.jsonl")
     assert [len(steps_in(ledger)) for ledger in ledgers] == [STEPS, STEPS]
 
@@ -451,16 +453,20 @@ def test_a_trial_whose_values_fail_together_only_fails_and_spends_nothing(
 ) -> None:
     """The search ended there, also when it was called again."""
     words = ["optimizer.momentum=0.9,0,0.5", "optimizer.nesterov=false,true"]
-    found = carry_out(tmp_path, *words, sampler="grid", trials=5, epsilon=epsilon)
-    assert [trial["state"] for trial in found["trials"]] == [*3 * ["done"], "failed", "done"]
-    failed = found["trials"][3]
+    search_record = carry_out(tmp_path, *words, sampler="grid", trials=5, epsilon=epsilon)
+    assert [trial["state"] for trial in search_record["trials"]] == [
+        *3 * ["done"],
+        "failed",
+        "done",
+    ]
+    failed = search_record["trials"][3]
     assert failed["reason"] == (
         "optimizer=sgd: Nesterov momentum requires a momentum and zero dampening."
     )
     finished = records.read_all(tmp_path)
-    assert len(finished) == found["privacy"]["runs"] == 4
-    assert found["privacy"]["epsilon_all"] == pytest.approx(together_of(finished), rel=3e-3)
-    assert carry_out(tmp_path, *words, sampler="grid", trials=5, epsilon=epsilon) == found
+    assert len(finished) == search_record["privacy"]["runs"] == 4
+    assert search_record["privacy"]["epsilon_all"] == pytest.approx(together_of(finished), rel=3e-3)
+    assert carry_out(tmp_path, *words, sampler="grid", trials=5, epsilon=epsilon) == search_record
 
 
 def test_a_trial_that_could_not_begin_begins_once_the_reason_has_passed(
@@ -474,10 +480,10 @@ def test_a_trial_that_could_not_begin_begins_once_the_reason_has_passed(
     with monkeypatch.context() as patch:
         misfits = Mock(side_effect=["weights.pt: does not exist.", None])
         patch.setattr(module, "_find_misfit", misfits)
-        found = carry_out(tmp_path, RATES, sampler="random")
-    assert [trial["state"] for trial in found["trials"]] == ["done", "failed", "done"]
-    found = carry_out(tmp_path, RATES, sampler="random")
-    assert [trial["state"] for trial in found["trials"]] == ["done"] * 3
+        search_record = carry_out(tmp_path, RATES, sampler="random")
+    assert [trial["state"] for trial in search_record["trials"]] == ["done", "failed", "done"]
+    search_record = carry_out(tmp_path, RATES, sampler="random")
+    assert [trial["state"] for trial in search_record["trials"]] == ["done"] * 3
 
 
 def test_memory_that_ran_out_ends_a_search_and_fails_no_trial(
@@ -497,8 +503,8 @@ def test_each_trial_names_its_run_if_representations_differ(tmp_path: Path) -> N
     words += ["representation=scattering", "representation.groups=1", "representation.J=1,2"]
     options = read_search([*words, f"paths.results={tmp_path}", "threads=1"], epsilon=3.0)
     record, _ = search(options, "nothing")
-    found = {trial["run"] for trial in record["trials"]}
-    assert found == {run.run for run in records.read_all(tmp_path)}
+    runs_of_trials = {trial["run"] for trial in record["trials"]}
+    assert runs_of_trials == {run.run for run in records.read_all(tmp_path)}
     assert search(options, "nothing")[0] == record
 
 
@@ -557,8 +563,11 @@ def test_a_search_that_was_killed_goes_on_and_spends_nothing_twice(tmp_path: Pat
 
 
 def test_fewer_trials_than_were_made_lower_no_epsilon(tmp_path: Path) -> None:
-    found = carry_out(tmp_path, RATES, sampler="random", trials=2)
-    assert carry_out(tmp_path, RATES, sampler="random", trials=1)["privacy"] == found["privacy"]
+    search_record = carry_out(tmp_path, RATES, sampler="random", trials=2)
+    assert (
+        carry_out(tmp_path, RATES, sampler="random", trials=1)["privacy"]
+        == search_record["privacy"]
+    )
     assert len(records.read_all(tmp_path)) == 2
 
 

@@ -84,9 +84,9 @@ def test_weights_of_every_kind_come_back_bit_for_bit(tmp_path: Path) -> None:
     weights |= {"a b.weight": numbers, '["c"].d\n': numbers.conj(), "5": numbers}
     weights |= {"tied": numbers.real[::2], "count": torch.tensor(7)}
     write_weights(tmp_path / "w.safetensors", weights)
-    found = read_weights(tmp_path / "w.safetensors")
-    assert all(torch.equal(found[name], weights[name]) for name in weights)
-    assert all(found[name].dtype == weights[name].dtype for name in weights)
+    read_back = read_weights(tmp_path / "w.safetensors")
+    assert all(torch.equal(read_back[name], weights[name]) for name in weights)
+    assert all(read_back[name].dtype == weights[name].dtype for name in weights)
     shapes = {name: list(weight.shape) for name, weight in weights.items()}
     assert read_shapes(tmp_path / "w.safetensors") == shapes
     with pytest.raises(UserError, match=r"its state '_extra_state' is of type float"):

@@ -171,8 +171,8 @@ def test_a_source_that_is_no_object_is_one_sentence(exported: Path, text: str) -
 def test_a_report_that_no_card_can_be_made_of_is_wrong(exported: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(exported, tmp_path / "model"))
     edit_source(folder, lambda record: record["environment"].pop("commit"))
-    found = {check.what: check.found for check in verify(folder)}
-    assert "cannot be made from the report" in found["texts of recipe and card"]
+    findings = {check.what: check.found for check in verify(folder)}
+    assert "cannot be made from the report" in findings["texts of recipe and card"]
 
 
 @pytest.mark.filterwarnings("ignore")

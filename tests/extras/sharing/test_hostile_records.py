@@ -61,8 +61,8 @@ def test_a_record_s_text_is_printed_as_text(
 
 
 def test_no_cell_of_a_csv_is_computed(results: Path) -> None:
-    found = [records.rebuild_csv(results).read_text()]
-    for made in found + [to_csv([{text: text, "a": -0.5}]) for text in FORMULAS]:
+    tables = [records.rebuild_csv(results).read_text()]
+    for made in tables + [to_csv([{text: text, "a": -0.5}]) for text in FORMULAS]:
         assert_no_formula(made)
         assert not NOT_SHOWN.search(made)
     assert to_csv([{"a": number} for number in NUMBERS]).split()[1:] == NUMBERS

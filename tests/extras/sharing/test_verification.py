@@ -108,9 +108,9 @@ def test_no_value_on_privacy_is_right_because_it_says_so(either: Path) -> None:
     given = {"mechanism", "randomness_from", "delta", "unit", "examples_per_patient"} & {*privacy}
     for keys in [privacy.keys() - given, *({key} for key in given)]:
         forged = {key: other(privacy[key]) for key in keys}
-        said = forge(either, lambda body, forged=forged: body["privacy"].update(forged))
+        findings = forge(either, lambda body, forged=forged: body["privacy"].update(forged))
         for key in keys:
-            about = [check for check in said if check.what in (f"privacy.{key}", "privacy")]
+            about = [check for check in findings if check.what in (f"privacy.{key}", "privacy")]
             assert about, key
             assert all(check.state != "passed" for check in about), key
         path.write_text(before)
@@ -131,8 +131,8 @@ def test_the_ledger_says_where_randomness_came_from(
     train(private := make(**given), most=2)
     private.export(tmp_path / "own")
     forged = {"randomness": stated, "randomness_from": source}
-    said = forge(tmp_path / "own", lambda body: body["privacy"].update(forged))
-    assert any(check.state == "failed" for check in said)
+    findings = forge(tmp_path / "own", lambda body: body["privacy"].update(forged))
+    assert any(check.state == "failed" for check in findings)
 
 
 def test_steps_that_were_left_out_of_the_ledger_lower_no_epsilon(either: Path) -> None:
@@ -175,9 +175,9 @@ def test_what_an_older_ledger_does_not_say_is_not_checked(folder: Path, loop: Pa
             digest = digest if isinstance(entry, Start) else chain(digest, entry)
         path.write_bytes(content)
         made = {"digest": digest}
-        said = forge(place, lambda body, made=made: body["privacy"]["ledger"].update(made))
+        findings = forge(place, lambda body, made=made: body["privacy"]["ledger"].update(made))
         assert not wrong(place)
-        assert [c.state for c in said if c.what == f"privacy.{key}"] == ["not checked"]
+        assert [c.state for c in findings if c.what == f"privacy.{key}"] == ["not checked"]
 
 
 @pytest.mark.parametrize("key", ["model.activation", "seed"])

@@ -28,13 +28,13 @@ AXES = FEW | {"axes": 6}
 @pytest.mark.parametrize(("J", "L", "order"), [(2, 8, 2), (2, 3, 2), (1, 4, 1), (3, 5, 0)])
 def test_the_scattering_of_a_mirror_image_is_a_permutation(J: int, L: int, order: int) -> None:
     options = {"J": J, "L": L, "order": order, "normalise": "none", "mirror": True}
-    found = make("scattering", (3, 32, 32), **options)
+    representation = make("scattering", (3, 32, 32), **options)
     x = torch.rand(2, 3, 32, 32)
-    averaged, permutation = found(x), found.module.mirrored
-    torch.testing.assert_close(found(x.flip(-1)), averaged, rtol=0, atol=1e-6)
-    found.module.mirrored = None
-    alone = found(x).unflatten(1, (3, -1))
-    mirrored = found(x.flip(-1)).unflatten(1, (3, -1))
+    averaged, permutation = representation(x), representation.module.mirrored
+    torch.testing.assert_close(representation(x.flip(-1)), averaged, rtol=0, atol=1e-6)
+    representation.module.mirrored = None
+    alone = representation(x).unflatten(1, (3, -1))
+    mirrored = representation(x.flip(-1)).unflatten(1, (3, -1))
     torch.testing.assert_close(mirrored, alone[:, :, permutation].flip(-1), rtol=0, atol=1e-6)
     torch.testing.assert_close(((alone + mirrored) / 2).flatten(1, 2), averaged, rtol=0, atol=1e-6)
 
@@ -42,9 +42,9 @@ def test_the_scattering_of_a_mirror_image_is_a_permutation(J: int, L: int, order
 def test_coefficients_of_mirrors_average_around_the_centres_of_squares() -> None:
     ramp = torch.arange(64.0).expand(1, 64, 64).contiguous()  # its average is its value
     options = {"J": 2, "order": 0, "normalise": "none", "mirror": True}
-    found = make("scattering", (64, 64), **options)
-    found.module.mirrored = None
-    inner = found(ramp)[0, 0, 4, 3:13]
+    representation = make("scattering", (64, 64), **options)
+    representation.module.mirrored = None
+    inner = representation(ramp)[0, 0, 4, 3:13]
     torch.testing.assert_close(inner, 4.0 * torch.arange(3, 13) + 1.5, rtol=1e-4, atol=1e-3)
 
 
@@ -59,8 +59,10 @@ def test_the_zca_matrix_whitens_up_to_its_ridge() -> None:
 
 
 def test_responses_are_those_of_each_patch_to_the_dictionary() -> None:
-    found = make("patches", (3, 10, 10), filters=4, **FEW)  # nine patches: one a place of the grid
-    module, x = found.module, torch.rand(1, 3, 10, 10)
+    representation = make(
+        "patches", (3, 10, 10), filters=4, **FEW
+    )  # nine patches: one a place of the grid
+    module, x = representation.module, torch.rand(1, 3, 10, 10)
     expected = torch.zeros(8, 3, 3)
     for picture in (x[0], x[0].flip(-1)):
         for row in range(3):
@@ -69,14 +71,14 @@ def test_responses_are_those_of_each_patch_to_the_dictionary() -> None:
                 product = (standardise(patch) - module.mean) @ module.filters
                 both = torch.cat([product, -product])
                 expected[:, row, column] += (both - 0.5).clamp(min=0) / 2
-    torch.testing.assert_close(found(x)[0], expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found(x.flip(-1)), found(x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(representation(x)[0], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(representation(x.flip(-1)), representation(x), rtol=1e-5, atol=1e-6)
 
 
 def test_brightness_changes_no_response_and_a_plain_picture_has_none() -> None:
-    found, x = make("patches", (16, 16), filters=4, **FEW), torch.rand(2, 16, 16) / 2
-    torch.testing.assert_close(found(x + 0.3), found(x), rtol=1e-3, atol=1e-4)
-    assert float(found(torch.full((1, 16, 16), 0.4)).abs().max()) < 0.5
+    representation, x = make("patches", (16, 16), filters=4, **FEW), torch.rand(2, 16, 16) / 2
+    torch.testing.assert_close(representation(x + 0.3), representation(x), rtol=1e-3, atol=1e-4)
+    assert float(representation(torch.full((1, 16, 16), 0.4)).abs().max()) < 0.5
 
 
 def test_rows_along_their_axes_have_the_stated_variances() -> None:
@@ -92,8 +94,8 @@ def test_rows_along_their_axes_have_the_stated_variances() -> None:
 
 def test_each_part_has_the_norm_of_its_weight() -> None:
     parts = [{"name": "scattering", "weight": 3}, "scattering"]
-    found, x = make("joined", (16, 16), parts=parts, **AXES), torch.rand(3, 16, 16)
-    first, second = found(x).split(6, dim=1)
+    representation, x = make("joined", (16, 16), parts=parts, **AXES), torch.rand(3, 16, 16)
+    first, second = representation(x).split(6, dim=1)
     torch.testing.assert_close(first.norm(dim=1), torch.full((3,), NORM * math.sqrt(0.75)))
     torch.testing.assert_close(first, second * math.sqrt(3))
 
@@ -137,13 +139,13 @@ def test_the_cache_keeps_each_part_for_other_combinations(monkeypatch: pytest.Mo
 
 def test_a_part_is_standardised_by_generated_pictures_alone() -> None:
     options = {"order": 0, "normalise": "none"}
-    found = make("joined", (16, 16), parts=[{"name": "scattering", **options}], **AXES)
+    representation = make("joined", (16, 16), parts=[{"name": "scattering", **options}], **AXES)
     plain = make("scattering", (16, 16), **options)
     public = plain(as_examples(seeded_pictures(16, 0), (16, 16))).flatten(1)
     rows = ((public - public.mean()) / public.std(correction=0)).clamp(-6, 6)
     mean, axes = axes_of(rows, 6)
     expected = NORM * F.normalize((rows - mean) @ axes.T, dim=1)
-    own = found(as_examples(seeded_pictures(16, 0), (16, 16)))
+    own = representation(as_examples(seeded_pictures(16, 0), (16, 16)))
     torch.testing.assert_close(own, expected, rtol=1e-3, atol=1e-3)
 
 

@@ -54,14 +54,16 @@ def scattering(**options: object) -> Representation:
 
 
 def test_it_is_made_once_and_then_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = scattering()
-    made = represent_splits(found, splits(), "once")
-    assert made.input_shape == found.gives
+    representation = scattering()
+    made = represent_splits(representation, splits(), "once")
+    assert made.input_shape == representation.gives
     assert made.digest != "abc"
     calls = []
-    plain = found.module.forward
-    monkeypatch.setattr(found.module, "forward", lambda x: calls.append(len(x)) or plain(x))
-    again = represent_splits(found, splits(), "once")
+    plain = representation.module.forward
+    monkeypatch.setattr(
+        representation.module, "forward", lambda x: calls.append(len(x)) or plain(x)
+    )
+    again = represent_splits(representation, splits(), "once")
     # Some test examples are tried, and the first of each part compared.
     assert sum(calls) <= 6 * NUM_PROBES + 2 * NUM_COMPARED
     inputs, targets = again.train.batch(torch.arange(20))
@@ -149,8 +151,10 @@ def test_a_network_rejects_pixels_of_another_scale_unless_it_is_told(scale: str)
     network = build("network", options, (3, 32, 32), torch.float32)
     with pytest.raises(UserError, match=r"pixels in \[0, 1\].* or .* representation\.pixels"):
         represent_splits(network, data, scale)
-    told = build("network", options | {"pixels": [mean, deviation]}, (3, 32, 32), torch.float32)
-    features = represent_splits(told, data, scale).train.inputs
+    scaled_network = build(
+        "network", options | {"pixels": [mean, deviation]}, (3, 32, 32), torch.float32
+    )
+    features = represent_splits(scaled_network, data, scale).train.inputs
     torch.testing.assert_close(features, network(unit), rtol=1e-3, atol=1e-3)
 
 
@@ -172,10 +176,10 @@ def test_a_transform_that_mixes_is_refused_whatever_the_number_of_test_examples(
 
 
 def test_neither_other_examples_nor_their_order_matter() -> None:
-    found = scattering()
-    whole = represent_splits(found, splits(), "whole").train
-    few = represent_splits(found, splits(5), "few").train
-    mixed = represent_splits(found, splits(shuffle=True), "mixed").train
+    representation = scattering()
+    whole = represent_splits(representation, splits(), "whole").train
+    few = represent_splits(representation, splits(5), "few").train
+    mixed = represent_splits(representation, splits(shuffle=True), "mixed").train
     inputs = whole.batch(torch.arange(20))[0]
     torch.testing.assert_close(few.batch(torch.arange(5))[0], inputs[:5], rtol=0, atol=1e-5)
     shuffled = mixed.batch(torch.arange(20))[0]
@@ -307,8 +311,8 @@ def test_no_path_of_a_stranger_s_record_is_opened(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Paths in a record are never opened"):
         find_representation(tmp_path, config, record)
     copy = (tmp_path / "w.pth").rename(tmp_path / "copy.pth")
-    found = find_representation(tmp_path, config, record, copy)
-    assert found.digest == described["digest"]
+    representation = find_representation(tmp_path, config, record, copy)
+    assert representation.digest == described["digest"]
     network_of_own_weights(tmp_path)
     (tmp_path / "w.pth").rename(copy)
     with pytest.raises(UserError, match="weights or the version"):
@@ -339,7 +343,7 @@ def test_a_dataset_of_one_s_own_is_represented_in_single_precision(dtype: torch.
 
 
 def pairs(*inputs: Tensor) -> list[tuple[Tensor, int]]:
-    return [(one, 0) for one in inputs]
+    return [(example, 0) for example in inputs]
 
 
 @pytest.mark.parametrize(

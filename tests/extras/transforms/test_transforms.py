@@ -77,37 +77,40 @@ def test_of_a_batch_it_is_that_of_each_example_alone(
     options: dict[str, Any],
     gives: tuple[int, ...],
 ) -> None:
-    found, inputs = make(name, shape, dtype, **options), torch.randn(11, *shape, dtype=dtype)
-    together = found(inputs)
+    representation, inputs = (
+        make(name, shape, dtype, **options),
+        torch.randn(11, *shape, dtype=dtype),
+    )
+    together = representation(inputs)
     assert together.shape == (11, *gives)
-    assert together.dtype == found.dtype
-    assert not any(parameter.requires_grad for parameter in found.module.parameters())
-    alone = torch.cat([found(one) for one in inputs.split(1)])
+    assert together.dtype == representation.dtype
+    assert not any(parameter.requires_grad for parameter in representation.module.parameters())
+    alone = torch.cat([representation(example) for example in inputs.split(1)])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
     order = torch.randperm(11)
-    torch.testing.assert_close(found(inputs[order]), together[order], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(representation(inputs[order]), together[order], rtol=1e-4, atol=1e-4)
     torch.manual_seed(1)
     again = make(name, shape, dtype, **options)
-    assert again.digest == found.digest
+    assert again.digest == representation.digest
     assert torch.equal(again(inputs), together)
 
 
 @pytest.mark.parametrize(("J", "L"), [(1, 3), (2, 8), (3, 4)])
 def test_no_frequency_gains_energy(J: int, L: int) -> None:
     phi = torch.fft.fft(gaussian_1d(48, 0.8 * 2 ** (J - 1))).real
-    two, one = (phi.unsqueeze(1) * phi, bank_2d(48, 48, J, L)), (phi, bank_1d(48, J, L))
-    for low, (bank, _) in (two, one):
-        found = littlewood_paley(low, contract(low, bank))
-        assert 0.99 < float(found.max()) <= 1 + 1e-9
+    two, one_dimensional = (phi.unsqueeze(1) * phi, bank_2d(48, 48, J, L)), (phi, bank_1d(48, J, L))
+    for low, (bank, _) in (two, one_dimensional):
+        energy = littlewood_paley(low, contract(low, bank))
+        assert 0.99 < float(energy.max()) <= 1 + 1e-9
         assert bank.flatten(1)[:, 0].abs().max() < 1e-9  # a wavelet's mean is 0
 
 
 def convolve(x: Tensor, filter: Tensor) -> Tensor:
     """The circular convolution of x with a filter in space, by its definition."""
-    found = torch.zeros(x.shape, dtype=torch.complex64)
+    convolved = torch.zeros(x.shape, dtype=torch.complex64)
     for row, column in product(*map(range, x.shape)):
-        found += x[row, column] * filter.roll((row, column), (0, 1))
-    return found
+        convolved += x[row, column] * filter.roll((row, column), (0, 1))
+    return convolved
 
 
 @pytest.mark.parametrize("output", ["modulus", "complex"])
@@ -129,17 +132,17 @@ def test_scattering_is_what_direct_convolutions_give(output: str) -> None:
         for band, psi in product(bands[:2], first[2:]):
             expected.append(sample(convolve(convolve(band.abs(), psi).abs(), low)))
         expected = [each.real for each in expected]
-    found = module(picture[None])[0]
-    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-5)
+    coefficients = module(picture[None])[0]
+    torch.testing.assert_close(coefficients, torch.stack(expected), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("normalise", ["layer", "group"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 def test_normalisation_is_of_one_example(normalise: Normalise, dtype: torch.dtype) -> None:
     x = 3 + 5 * torch.randn(4, 6, 5, 5, dtype=dtype)
-    found = normalise_each(x, normalise, 3).reshape(4, 3 if normalise == "group" else 1, -1)
-    assert found.mean(dim=2).abs().max() < 1e-4
-    assert (found.abs().square().mean(dim=2) - 1).abs().max() < 1e-3
+    normalised = normalise_each(x, normalise, 3).reshape(4, 3 if normalise == "group" else 1, -1)
+    assert normalised.mean(dim=2).abs().max() < 1e-4
+    assert (normalised.abs().square().mean(dim=2) - 1).abs().max() < 1e-3
     moved = normalise_each(7 * x + 2, normalise, 3)
     torch.testing.assert_close(moved, normalise_each(x, normalise, 3), atol=1e-4, rtol=0)
 
@@ -185,12 +188,12 @@ def test_weights_come_from_a_file_that_says_what_trained_it(tmp_path: Path) -> N
         make("network", (3, 8, 8), **options)
     with pytest.raises(UserError, match="state what"):
         make("network", (3, 8, 8), **options, trained_on=" _")
-    found = make("network", (3, 8, 8), **options, trained_on="birds")
+    representation = make("network", (3, 8, 8), **options, trained_on="birds")
     random = make("network", (3, 8, 8), **TINY, resize=32)
-    assert found.facts["trained_on"] == "birds"
-    assert found.digest != random.digest
+    assert representation.facts["trained_on"] == "birds"
+    assert representation.digest != random.digest
     x = torch.rand(1, 3, 8, 8)
-    assert not torch.allclose(found(x), random(x), atol=1e-3)
+    assert not torch.allclose(representation(x), random(x), atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -286,11 +289,11 @@ def test_pictures_follow_from_the_seed_and_differ(pool: torch.Tensor) -> None:
 
 
 def test_two_views_of_a_picture_differ_and_stay_in_range(pool: torch.Tensor) -> None:
-    one, other = script.viewed(pool), script.viewed(pool)
-    assert one.shape == (10, 3, 32, 32)
-    assert float(one.min()) >= 0
-    assert float(one.max()) <= 1
-    assert ((one - other).abs().mean((1, 2, 3)) > 0).all()
+    view, other = script.viewed(pool), script.viewed(pool)
+    assert view.shape == (10, 3, 32, 32)
+    assert float(view.min()) >= 0
+    assert float(view.max()) <= 1
+    assert ((view - other).abs().mean((1, 2, 3)) > 0).all()
 
 
 def test_a_step_learns_something(pool: torch.Tensor) -> None:

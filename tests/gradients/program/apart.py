@@ -30,14 +30,14 @@ def require_apart(functions: dict[str, Function], x: Tensor = X, **held: Any) ->
 
     model, program = program_of(answer, x, **held)
     for count in (5, 2, 1):
-        found = program.run(model, x[:count].clone())
+        outputs = program.run(model, x[:count].clone())
         begin = 0
         for name, function in functions.items():
             rows = [as_number(function(model, row.clone())) for row in x[:count].split(1)]
             alone = torch.cat([row.reshape(1, -1) for row in rows])
             end = begin + alone.shape[1]
             torch.testing.assert_close(
-                found[:, begin:end],
+                outputs[:, begin:end],
                 alone,
                 equal_nan=True,
                 msg=lambda text, of=name: f"{of}: {text}",

@@ -626,8 +626,8 @@ for _name, _gates in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1))
     _weights = [torch.ones(3 * _gates, 6) * 0.1, torch.ones(3 * _gates, 3) * 0.1]
 
     def _cell(x: Tensor, h: Tensor, name: str = _name, weights: Any = _weights) -> Tensor:
-        found = getattr(torch, f"{name}_cell")(x, (h, h) if name == "lstm" else h, *weights)
-        return found[0] if name == "lstm" else found
+        state = getattr(torch, f"{name}_cell")(x, (h, h) if name == "lstm" else h, *weights)
+        return state[0] if name == "lstm" else state
 
     pair(
         f"{_name}_cell",

@@ -242,11 +242,11 @@ SLOW: dict[str, Build] = {
 def one_by_one(model: nn.Module, x: Tensor, targets: Tensor) -> dict[str, Tensor]:
     total = {name: torch.zeros_like(p, requires_grad=False) for name, p in model.named_parameters()}
     for row, target in zip(x.split(1), targets.split(1), strict=True):
-        one = loss(model(row.clone()), target).sum()
-        gradients = torch.autograd.grad(one, [*model.parameters()], allow_unused=True)
-        found = [torch.zeros(1) if g is None else g for g in gradients]
-        norm = torch.stack([g.square().sum().double() for g in found]).sum().sqrt()
-        for value, g in zip(total.values(), found, strict=True):
+        example_loss = loss(model(row.clone()), target).sum()
+        gradients = torch.autograd.grad(example_loss, [*model.parameters()], allow_unused=True)
+        gradients_or_zeros = [torch.zeros(1) if g is None else g for g in gradients]
+        norm = torch.stack([g.square().sum().double() for g in gradients_or_zeros]).sum().sqrt()
+        for value, g in zip(total.values(), gradients_or_zeros, strict=True):
             value += g * (BOUND * (1 - 1e-5) / norm).clamp(max=1)
     return total
 
@@ -265,15 +265,15 @@ def test_a_programs_sum_is_that_of_each_example_alone(name: str) -> None:
     assert not program.reason
     for count in (5, 1):
         batch = x[:count], targets[:count]
-        found = fast.clipped_sum(model, loss, batch, BOUND, program=program).sums
-        torch.testing.assert_close(found, one_by_one(model, *batch), rtol=1e-7, atol=1e-9)
+        sums = fast.clipped_sum(model, loss, batch, BOUND, program=program).sums
+        torch.testing.assert_close(sums, one_by_one(model, *batch), rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", FAST)
 def test_shares_of_several_examples_are_clipped_as_one(name: str) -> None:
     model, program, (x, targets) = program_of(FAST[name])
     given = {"program": program, "shares": (2, 3)}
-    found = fast.clipped_sum(model, loss, (x, targets), BOUND, **given)  # type: ignore[arg-type]
+    clipped = fast.clipped_sum(model, loss, (x, targets), BOUND, **given)  # type: ignore[arg-type]
     right = {key: torch.zeros_like(p, requires_grad=False) for key, p in model.named_parameters()}
     for part in (slice(0, 2), slice(2, 5)):
         mean = loss(model(x[part].clone()), targets[part]).mean()
@@ -282,7 +282,7 @@ def test_shares_of_several_examples_are_clipped_as_one(name: str) -> None:
         norm = torch.stack([g.square().sum().double() for g in rows]).sum().sqrt()
         for value, g in zip(right.values(), rows, strict=True):
             value += g * (BOUND * (1 - 1e-5) / norm).clamp(max=1)
-    torch.testing.assert_close(found.sums, right, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(clipped.sums, right, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -295,8 +295,8 @@ def test_hostile_scales_stay_within_the_bound(name: str) -> None:
         for weight in model.parameters():
             weight *= 1000
     scales = torch.tensor([1e-2, 1.0, 30.0, 1e3]).view(-1, 1, 1)
-    for one in zip((x * scales).split(1), targets.split(1), strict=True):
-        sums = fast.clipped_sum(model, loss, one, BOUND, program=program).sums
+    for example in zip((x * scales).split(1), targets.split(1), strict=True):
+        sums = fast.clipped_sum(model, loss, example, BOUND, program=program).sums
         norm = torch.stack([value.double().square().sum() for value in sums.values()]).sum().sqrt()
         assert float(norm) <= BOUND
 

@@ -202,11 +202,11 @@ def bring_about(name: str, model: Any) -> None:
 
 
 def moved(
-    make: Make, build: Build, prepare: Callable[[Any], None], one: Any, **given: Any
+    make: Make, build: Build, prepare: Callable[[Any], None], example: Any, **given: Any
 ) -> float | None:
     """By how many bounds one example moves the step's sum; None if the model is refused."""
     ends = []
-    for dataset in (given["dataset"], [one, *given["dataset"]]):
+    for dataset in (given["dataset"], [example, *given["dataset"]]):
         model = build()
         whole = {"sample_rate": 1.0, "expected_batch": MANY, "epochs": 1, "noise_multiplier": 0.0}
         try:
@@ -238,8 +238,8 @@ def test_one_example_moves_a_step_by_its_bound_at_most(
         monkeypatch.delenv("ZDP_TEST_MIX", raising=False)
         return make(*args, **options)
 
-    found = moved(make_anew, CASES[name], prepare, FAR, dataset=VECTORS)
-    assert found is None or found <= 1 + 1e-4
+    distance = moved(make_anew, CASES[name], prepare, FAR, dataset=VECTORS)
+    assert distance is None or distance <= 1 + 1e-4
 
 
 def regression(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -251,8 +251,8 @@ def test_one_far_target_moves_a_step_by_its_bound_at_most(make: Make, name: str)
     dataset = [(x, torch.tensor(1.0)) for x, _ in VECTORS]
     far = (VECTORS[0][0], torch.tensor(1e6))
     prepare = partial(bring_about, name)
-    found = moved(make, CASES[name], prepare, far, dataset=dataset, loss=regression)
-    assert found is None or found <= 1 + 1e-4
+    distance = moved(make, CASES[name], prepare, far, dataset=dataset, loss=regression)
+    assert distance is None or distance <= 1 + 1e-4
 
 
 class Texts(nn.Module):
@@ -287,8 +287,8 @@ def test_a_text_does_not_tell_how_long_the_others_are(
     generator = torch.Generator().manual_seed(0)
     texts = torch.randint(0, pad + 5, (MANY + 1, 12), generator=generator)
     texts[:-1, 3:] = pad
-    *dataset, one = [(text, index % 3) for index, text in enumerate(texts)]
+    *dataset, example = [(text, index % 3) for index, text in enumerate(texts)]
     build = partial(Texts, pad, pool, cut)
-    found = moved(make, build, lambda _: None, one, dataset=dataset, loss=loss)
-    assert found is None or found <= 1 + 1e-4
-    assert cut == "mask" or found is not None, "each text alone is right"
+    distance = moved(make, build, lambda _: None, example, dataset=dataset, loss=loss)
+    assert distance is None or distance <= 1 + 1e-4
+    assert cut == "mask" or distance is not None, "each text alone is right"

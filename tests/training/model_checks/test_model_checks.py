@@ -48,15 +48,15 @@ def test_on_a_gpu_every_model_of_the_zoo_passes(case: Case) -> None:
 
 def test_a_check_computes_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's convolutions take TF32, and deep networks of them failed the check."""
-    found, convolve = set(), F.conv2d
+    precisions, convolve = set(), F.conv2d
 
     def noting(*arguments: Any) -> Tensor:
-        found.add(torch.backends.cudnn.conv.fp32_precision)
+        precisions.add(torch.backends.cudnn.conv.fp32_precision)
         return convolve(*arguments)
 
     monkeypatch.setattr(F, "conv2d", noting)
     check(convolutional(nn.ReLU()))
-    assert found == {"ieee"}
+    assert precisions == {"ieee"}
 
 
 @pytest.mark.parametrize("name", clean())
@@ -219,8 +219,8 @@ def test_a_loss_whose_gradient_is_zero_is_named(caplog: Any, factor: Any, is_fla
 
 
 def test_a_model_that_does_not_fit_the_inputs_is_told_where() -> None:
-    said = r"cannot take float32 inputs of shape \[3, 5\]: layer '0' \(Linear\) raises: mat1"
-    with pytest.raises(UserError, match=said):
+    message = r"cannot take float32 inputs of shape \[3, 5\]: layer '0' \(Linear\) raises: mat1"
+    with pytest.raises(UserError, match=message):
         check(nn.Sequential(nn.Linear(7, CLASSES)))
     with pytest.raises(UserError, match=r"returns shape \[4\] for 3 examples"):
         check(nn.Sequential(mlp(), Layer(lambda x: x.sum(dim=0))))

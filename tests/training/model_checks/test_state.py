@@ -146,8 +146,8 @@ def test_what_keeps_examples_is_found_wherever_it_keeps_them(
 def test_an_attribute_that_was_made_in_inference_mode_is_refused_in_a_sentence() -> None:
     with torch.inference_mode():
         scale = torch.ones(8)
-    said = r"^the model fails where a copy of it does not: .*Inference tensors cannot be saved"
-    with pytest.raises(UserError, match=said):
+    message = r"^the model fails where a copy of it does not: .*Inference tensors cannot be saved"
+    with pytest.raises(UserError, match=message):
         check(mlp(Made(lambda net, x: x * net.scale[0], scale=[scale])))
 
 
