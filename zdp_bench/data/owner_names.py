@@ -192,17 +192,41 @@ def _plain(name: str) -> str:
     return re.sub(r"^([^\d.,]*)0+(?=\d)", r"\1", text)
 
 
-# The usual names of a table's column with the owners. After WEAK_OWNERS, an identifier must follow:
-# a column `case` may well say case or control.
+# Words in the usual names of a table's column with the owners. An identifier must follow
+# WEAK_OWNERS: a column `case` may well say case or control.
 OWNERS = "patient|paciente|paziente|participant|subject|subj|person|individual|owner|donor"
 OWNERS += "|volunteer|proband|versuchsperson|teilnehmer|speaker|animal"
-WEAK_OWNERS = "case|fall|pat|pt|p|lesion"
-IDENTIFIER = "ids?|no|nr|num|number|nummer|nummern|name|code|key|hash|uid|pseudonym|index"
+WEAK_OWNERS = "case|fall|pat|pt|p|lesion|user|client"
+IDENTIFIER = (
+    "ids?|identifier|no|nr|num|number|nummer|nummern|name|code|key|hash|uid|pseudonym|index"
+)
+# Words that say which name of an owner it is, and not what else is known of the owner.
+QUALIFIER = (
+    "anon(ymous|ymi[sz]ed)?|pseudo|deid(entified)?|hashed|masked|encoded|study|trial|research"
+)
+QUALIFIER += "|internal|external|local|global|unique|original|orig"
+# Words before an owner, as in `age_of_patient`, that make the column another fact.
+FACT = "age|sex|gender|race|weight|height|status|type|count|is|has|was|per"
+OWNER = re.compile(f"({OWNERS})(s|en|in)?")
 OWNER_COLUMN = re.compile(
-    f"({OWNERS})(s|en|in)?({IDENTIFIER})?|({WEAK_OWNERS})({IDENTIFIER})|mrn|eid"
+    f"({OWNERS})(s|en|in)?_?({IDENTIFIER})(_|$)"
+    f"|(^|_)(({WEAK_OWNERS})_?({IDENTIFIER})|mrn|eid|pseudonym)(_|$)"
 )
 
 
 def may_name_owners(column: str) -> bool:
-    """Return True if a table's column has a usual name of that with the owners of its lines."""
-    return OWNER_COLUMN.fullmatch(_word(column)) is not None
+    """Return True if a table's column has a usual name of that with the owners of its lines.
+
+    The name may have more words, as `hospital_patient_id`, `study_patient` and `PatientID (anon)`.
+    Facts about owners, such as `patient_age`, have other names.
+    """
+    parted = re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", column)
+    words = [_word(part) for part in re.split(r"[\W_]+", parted)]
+    words = [word for word in words if word and not re.fullmatch(QUALIFIER, word)]
+    has_identifier = OWNER_COLUMN.search("_".join(words)) or OWNER_COLUMN.fullmatch(_word(column))
+    if has_identifier or not words:
+        return has_identifier is not None
+    *others, last = words
+    is_plural = re.fullmatch(OWNERS, last) is None  # `num_patients` counts them
+    is_fact = any(re.fullmatch(FACT, word) or is_plural for word in others)
+    return OWNER.fullmatch(last) is not None and not is_fact

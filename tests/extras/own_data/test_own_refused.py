@@ -189,7 +189,7 @@ def test_a_csv_has_columns_of_the_documented_names(tmp_path: Path, body: str, sa
 
 
 @pytest.mark.parametrize(
-    "name", ["participant_id", "subject_id", "Patienten-Nr", "PID", "person", "case_id", "MRN"]
+    "name", ["participant_id", "Patienten-Nr", "PID", "person", "case_id", "MRN", "study_patient"]
 )
 def test_a_csv_that_names_patients_in_another_column_is_refused(tmp_path: Path, name: str) -> None:
     """Each picture was a patient of its own, whatever the column said."""
@@ -206,6 +206,8 @@ def test_a_csv_that_names_patients_in_another_column_is_refused(tmp_path: Path, 
     assert by_name.info(tmp_path).unit == "patient"
     table.write_text("\n".join(["path,label,patient,age,case,index", *lines]))
     assert data.info(tmp_path).unit == "patient"
+    table.write_text("\n".join(["path,label,patient_age", *lines]))
+    assert data.info(tmp_path).unit == "picture"
 
 
 @pytest.mark.parametrize("kind", ["picture", "volume", "array"])

@@ -290,7 +290,7 @@ def _require_columns(header: list[str]) -> None:
         if name.lower() in COLUMNS:
             continue
         absent = {"patient", "split"} - {*names}
-        if similar := get_close_matches(name.lower(), absent, n=1, cutoff=0.75):
+        if similar := get_close_matches(name.lower(), absent, n=1, cutoff=0.8):
             raise Unfit(f"has an unknown column '{name}'. Is it {similar[0]}? Rename it")
 
 
