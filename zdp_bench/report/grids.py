@@ -188,6 +188,7 @@ def _group_runs(
         for run in filling.runs_of(all_records):
             by_target = runs_by_line.setdefault((filling.row, filling.variant), {})
             by_target.setdefault(filling.target_epsilon, []).append(run)
+    # Jobs that differ only in their seed have one digest, so each of them yields the same runs.
     return {
         key: {target: deduplicate(runs) for target, runs in by_target.items()}
         for key, by_target in runs_by_line.items()
@@ -232,8 +233,9 @@ def _make_lines(
 def _count_folds(fillings: Sequence[Filling]) -> dict[tuple[str, str | None, float], int]:
     """Return the number of folds of each row, variant and target ε.
 
-    The folds are the jobs with the same row, variant, target ε and seed. Jobs with another seed
-    repeat these folds, and do not add to their number.
+    The folds are the digests of the jobs with the same row, variant, target ε and seed. They are
+    counted for each seed separately, because a recipe may draw another split for each seed. The
+    digests then differ between seeds, but are no further folds.
     """
     # row, variant and target ε -> seed -> digests of the jobs
     folds: dict[tuple[str, str | None, float], dict[int, set[str]]] = {}
@@ -253,13 +255,13 @@ def _keep_complete_seeds(runs: Sequence[Record], target: float, num_folds: int) 
     exceeds its target ε if it was stopped and took steps again with new noise, because such steps
     count twice.
     """
-    fitting = [run for run in runs if not _misfit(run, target)]
+    fitting = [run for run in runs if not _why_not_counted(run, target)]
     num_runs = Counter(run.seed for run in fitting)
     return [run for run in fitting if num_runs[run.seed] >= num_folds]
 
 
-def _misfit(run: Record, target: float) -> str:
-    """Return why a run is none at a target ε (∞: without privacy); empty if it is one."""
+def _why_not_counted(run: Record, target: float) -> str:
+    """Return why a run does not count at a target ε (∞: without privacy); empty if it counts."""
     if run.privacy.epsilon_tight > target:
         return EXCEEDS
     if math.isinf(target) and run.privacy.epsilon_tight < math.inf:
@@ -495,10 +497,14 @@ def _note_seeds_left_out(
         for target in sorted(all_runs, reverse=True):
             kept = kept_runs.get((row, variant), {}).get(target, [])
             kept_seeds = {run.seed for run in kept}
-            reasons: dict[int, str] = {}  # of each seed that is left out
-            for run in all_runs[target]:
-                if run.seed not in kept_seeds:
-                    reasons[run.seed] = _misfit(run, target) or reasons.get(run.seed, UNFINISHED)
+            runs_left_out = [run for run in all_runs[target] if run.seed not in kept_seeds]
+            # A seed that lacks a fold may also have a run that does not count: that is its reason.
+            reasons = {run.seed: UNFINISHED for run in runs_left_out}
+            reasons |= {
+                run.seed: reason
+                for run in runs_left_out
+                if (reason := _why_not_counted(run, target))
+            }
             for reason, places in left_out.items():
                 seeds = [seed for seed in reasons if reasons[seed] == reason]
                 where = name if reason == NO_TARGET else f"{name}, {_heading(target)}"

@@ -213,11 +213,10 @@ def _sum_local_shares(
 def _needs_float64(micro_batches: Iterable[Batch], ranks: Ranks) -> bool:
     """Return True if all ranks together may have too many examples for float32; see `Total`.
 
-    All ranks must call this function, because they exchange their numbers of examples. All of them
-    get the same answer.
+    With several ranks, each rank must call this function with micro-batches that can be counted.
+    The ranks exchange their numbers of examples, and all get the same answer.
 
-    An iterator is for a single rank only. It cannot be counted without using it up, so its rank
-    would not take part in the exchange, and the other ranks would wait forever.
+    An iterator cannot be counted without using it up, so it is allowed only with a single rank.
     """
     if isinstance(micro_batches, Iterator):
         return False  # `sum_shares` counts the examples while it sums them

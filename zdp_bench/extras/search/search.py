@@ -207,7 +207,8 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
             if has_run:  # the run keeps its noise, even if other runs have spent more since
                 noise_overrides = saved_trial["noise"]
             else:
-                # If this trial replaces a saved trial, the run of the saved one is an earlier run.
+                # Earlier runs are those of no other trial of this search. If this trial replaces a
+                # saved trial, the run of the saved one is an earlier run.
                 trial_folders = journal.list_folders_except(number)
                 earlier_runs = [run for run in runs_at_start if run.home not in trial_folders]
                 noise_overrides = choose_noise(
@@ -225,7 +226,8 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
             journal.ended_by = str(error)
             print_line(journal.ended_by)
             return
-        trial |= _run_trial(overrides, number, metric, show)  # the journal lists the same dict
+        # The journal lists the same dict.
+        trial |= _run_trial(overrides, number, metric, show)
         print_line(describe_trial(trial, options.trials, metric))
         if "warning" in trial:
             print_line(f"trial {number}: {trial['warning']}")
@@ -339,7 +341,7 @@ def find_metric(options: SearchOptions, config: Run, data: Splits) -> Metric:
 
 
 def _run_trial(overrides: list[str], number: int, metric: str, show: Shown) -> Document:
-    """Run a trial, and return its outcome as `search.json` states it.
+    """Run a trial, or read the record of a finished one, and return its outcome for `search.json`.
 
     The outcome is state, score, test metric, ε and, if there is one, warning. If the run diverged,
     or was killed and has no ε left for a first step, the outcome is state, score and reason.
