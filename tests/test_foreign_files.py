@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from zdp_bench import assets
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import (
     MAX_TEXT,
+    Unavailable,
     Unfit,
     compile_pattern,
     exists,
@@ -56,6 +58,44 @@ def test_only_what_is_certainly_missing_is_not_there(
         refusal = pytest.raises(UserError, match=r"cannot be read \(Permission denied\)")
         with refusal, reading(tmp_path / "file"):
             pass
+
+
+@pytest.mark.parametrize(
+    ("error", "is_about_file"),
+    [
+        (MemoryError("out of memory"), False),
+        (OSError(errno.EIO, "Input/output error"), False),
+        (OSError(errno.EMFILE, "Too many open files"), False),
+        (OSError(errno.ESTALE, "Stale file handle"), False),
+        (OSError("image file is truncated"), True),
+        (PermissionError(errno.EACCES, "Permission denied"), True),
+        (OSError(errno.EINVAL, "Invalid argument"), True),
+        (ValueError("bad magic"), True),
+    ],
+)
+def test_what_the_system_refuses_is_not_the_file_s_fault(
+    tmp_path: Path, error: Exception, is_about_file: bool
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError) as caught, reading(tmp_path / "file"):
+        raise error
+    assert isinstance(caught.value, Unavailable) != is_about_file
+
+
+def test_too_many_open_files_are_seen_behind_a_library_s_own_error(tmp_path: Path) -> None:
+    """libsndfile says "System error"."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    (tmp_path / "file").touch()
+
+    def fail() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
+        raise RuntimeError("System error.")
+
+    try:
+        with pytest.raises(Unavailable, match="Too many open files"), reading(tmp_path / "file"):
+            fail()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_links_are_resolved_unless_one_leads_to_itself(tmp_path: Path) -> None:

@@ -45,6 +45,10 @@ MAX_PIXELS = 1 << 26  # of a picture, a plane, or a slice with all its coils
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a pair, which JSON escapes separately
 # Errors of opening a folder, a device that is not there, and a socket.
 _IRREGULAR = {errno.EISDIR, errno.ENXIO, errno.ENODEV}
+# Other errors of the system that are about the file. After any further one, such as too many open
+# files, the same file may be readable.
+_ABOUT_FILE = _IRREGULAR | {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP}
+_ABOUT_FILE |= {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EOVERFLOW, errno.EFBIG}
 _ARCHIVE = b"PK\x03\x04"  # beginning of a zip file
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
 # A token of a regular expression: a character or a class of characters, which may be repeated; or
@@ -59,6 +63,10 @@ _JSON_TYPES = {dict, list, str, int, float, bool, type(None)}
 
 class Unfit(UserError):  # noqa: N818 - a fact about a file, which `reading` names
     """What is wrong with a file: the part of the sentence that follows the file's name."""
+
+
+class Unavailable(UserError):  # noqa: N818 - a state of the system
+    """The system refused a file, or the memory for it, which says nothing about the file."""
 
 
 def exists(path: Path) -> bool:
@@ -117,8 +125,8 @@ def reading(path: Path, max_bytes: int | None = None) -> Iterator[None]:
         max_bytes: maximum size of the file, checked before anything is read. Default: no limit.
 
     Raises:
-        UserError: The file is missing, too large or damaged, or an `expect` inside the block fails;
-            or the system refuses it or the memory for it, which is not the file's fault.
+        UserError: The file is missing, too large or damaged, or an `expect` inside the block fails.
+        Unavailable: The system refuses the file, or the memory for it.
     """
     try:
         expect(is_file(path), "is missing or not a file")
@@ -131,11 +139,28 @@ def reading(path: Path, max_bytes: int | None = None) -> Iterator[None]:
     except (UserError, ImportError):
         raise
     except Exception as error:
-        refusal = getattr(error, "strerror", None)  # the system's, such as "Permission denied"
-        is_refused = refusal or is_out_of_memory(error)
+        cause = _find_refusal(path) or error
+        refusal = getattr(cause, "strerror", None)  # the system's, such as "Permission denied"
+        is_refused = refusal or is_out_of_memory(cause)
         diagnosis = "" if is_refused else "; it is truncated, damaged or of another kind"
-        why = refusal or f"{type(error).__name__}: {in_one_line(error)}"
-        raise UserError(f"{path}: cannot be read ({why}){diagnosis}.") from None
+        why = refusal or f"{type(cause).__name__}: {in_one_line(cause)}"
+        raise _kind_of(cause)(f"{path}: cannot be read ({why}){diagnosis}.") from None
+
+
+def _find_refusal(path: Path) -> Exception | None:
+    """Return the system's error in opening a file, of which some libraries tell nothing."""
+    try:
+        path.open("rb").close()
+    except Exception as error:
+        return error
+    return None
+
+
+def _kind_of(error: Exception) -> type[UserError]:
+    """Return `Unavailable` if an error says nothing about the file that was read."""
+    number = error.errno if isinstance(error, OSError) else None
+    is_about_file = number is None or number in _ABOUT_FILE
+    return UserError if is_about_file and not is_out_of_memory(error) else Unavailable
 
 
 def expect(holds: bool, otherwise: str) -> None:
@@ -246,6 +271,7 @@ def read_text(
 
     Raises:
         UserError: The file is missing, damaged, larger than `max_bytes` or in another encoding.
+        Unavailable: The system refuses the file.
     """
     try:
         content = read_bytes(path, max_bytes)
@@ -259,7 +285,7 @@ def read_text(
         raise UserError(f"{path}: is not UTF-8 in line {line}; save it in UTF-8.") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "its name is not a valid path"
-        raise UserError(f"{path}: cannot be read: {why}.") from None
+        raise _kind_of(error)(f"{path}: cannot be read: {why}.") from None
 
 
 def read_yaml(path: Path) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from zdp_bench import assets
 from zdp_bench.disk import is_left_behind, list_partial, name_partial
 from zdp_bench.errors import UserError, require, unknown
-from zdp_bench.foreign_files import expect, is_file, reading, resolve
+from zdp_bench.foreign_files import Unavailable, expect, is_file, reading, resolve
 
 log = logging.getLogger(__name__)
 
@@ -503,14 +503,15 @@ def read_each(
     Args:
         items: the items.
         read: reads one item; raises a `UserError` if that is impossible.
-        bad_examples: "refuse" raises that error; "skip" logs it and leaves the item out.
+        bad_examples: "refuse" raises that error; "skip" logs it and leaves the item out, unless it
+            is `Unavailable`: the next run would have other examples.
     """
     for item in items:
         try:
             with advise_skipping():
                 content = read(item)
         except UserError as error:
-            if bad_examples == "refuse":
+            if bad_examples == "refuse" or isinstance(error, Unavailable):
                 raise
             log.warning("%s Skipped.", str(error).removesuffix(ADVICE))
         else:
@@ -522,6 +523,8 @@ def advise_skipping() -> Iterator[None]:
     """Add to a `UserError` about a file how to skip such files."""
     try:
         yield
+    except Unavailable:
+        raise
     except UserError as error:
         raise UserError(f"{error}{ADVICE}") from None
 

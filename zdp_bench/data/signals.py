@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from zdp_bench.data.files import is_file_name, require_inside
 from zdp_bench.errors import UserError
-from zdp_bench.foreign_files import Unfit, expect, read_text, reading
+from zdp_bench.foreign_files import Unavailable, Unfit, expect, read_text, reading
 
 MAX_HEADER = 2**20  # bytes
 TRUNCATED = re.compile(r"data : (\d+) \(should be (\d+)\)")  # in libsndfile's log of a WAV file
@@ -146,11 +146,15 @@ def open_record(
 
 def signal_names(header: Path) -> set[str]:
     """Return the names of the signal files in a record's header; none if it cannot be read."""
-    with suppress(UserError), reading(header):
-        lines = read_text(header, MAX_HEADER, "latin-1").splitlines()
-        _, *leads = [line for line in lines if line.strip() and not line.startswith("#")]
-        return {lead.split()[0] for lead in leads}
-    return set()
+    try:
+        with reading(header):
+            lines = read_text(header, MAX_HEADER, "latin-1").splitlines()
+            _, *leads = [line for line in lines if line.strip() and not line.startswith("#")]
+            return {lead.split()[0] for lead in leads}
+    except Unavailable:
+        raise
+    except UserError:
+        return set()
 
 
 def _require_ascii(lines: Iterable[str]) -> None:

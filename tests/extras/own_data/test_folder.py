@@ -1,5 +1,6 @@
 """`dataset=folder`: shapes, patients, masks, references and splits, for every kind of file."""
 
+import errno
 import inspect
 import logging
 import re
@@ -20,13 +21,14 @@ from tests.test_cli import run as run_command
 from tests.training.test_run import Silent
 from zdp_bench import records
 from zdp_bench.config import configured
-from zdp_bench.data import nifti
+from zdp_bench.data import nifti, pictures
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.extras.own_data.listing import find_items
 from zdp_bench.extras.own_data.readers import PICTURE, VOLUME_MASK, Form
 from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.loading import predict_file, read_inputs
+from zdp_bench.foreign_files import reading
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.report import budget
 from zdp_bench.report.terminal import show_validation
@@ -225,6 +227,27 @@ def test_a_damaged_file_of_every_kind_is_named_or_skipped(
     assert len(splits.train) + len(splits.test) == 11 * (4 if kind == "volume" else 1)
     assert f"{bad}: " in caplog.text
     assert "Skipped." in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError(errno.EIO, "failed"), OSError(errno.EMFILE, "too many files")]
+)
+@pytest.mark.parametrize("reader", ["inspect_picture", "read_picture"])
+def test_a_sound_file_that_the_system_refuses_is_not_skipped(
+    scans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reader: str
+) -> None:
+    """The run trained on one picture less, and the next run was another."""
+    read = getattr(pictures, reader)
+
+    def fail_once(path: Path, *options: Any) -> Any:
+        if path.parts[-2:] == ("w2", "1.png"):
+            with reading(path):
+                raise error
+        return read(path, *options)
+
+    monkeypatch.setattr(pictures, reader, fail_once)
+    data = folder(scans, bad_examples="skip")
+    assert_refused(lambda: data.load(tmp_path), "w2/1.png", r"cannot be read \([\w :]+\)\.$")
 
 
 @pytest.mark.parametrize("kind", ["picture", "image", "volume"])

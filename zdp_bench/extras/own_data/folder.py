@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -39,7 +38,7 @@ from zdp_bench.extras.own_data.listing import (
     split_items,
 )
 from zdp_bench.extras.own_data.readers import Facts, Form, Kind
-from zdp_bench.foreign_files import expect, reading
+from zdp_bench.foreign_files import Unavailable, expect, reading
 from zdp_bench.registry import register
 
 log = logging.getLogger(__name__)
@@ -239,8 +238,12 @@ class Folder(Form, Dataset):
     def _find_kind(self, items: list[Item]) -> Kind:
         """Return the kind of the first file or, if files are skipped, of the first readable one."""
         for item in items if self.bad_examples == "skip" else ():
-            with suppress(UserError):
+            try:
                 return readers.kind_of(item.path)
+            except Unavailable:
+                raise
+            except UserError:
+                continue
         return readers.kind_of(items[0].path)
 
     def prepare(self, path: Path) -> Tensor:
