@@ -231,6 +231,84 @@ def test_a_model_that_refuses_to_be_copied_is_refused() -> None:
         copy_apart(Unique(2, 2))
 
 
+class Slotted:
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+HOLDERS: list[tuple[Callable[[Any], Any], Callable[[Any], Any]]] = [
+    (lambda read: read, lambda held: held),
+    (lambda read: [read], lambda held: held[0]),
+    (lambda read: {"all": ((read,),)}, lambda held: held["all"][0][0]),
+    (Slotted, lambda held: held.held),
+    (lambda read: functools.partial(lambda inner: inner(), read), lambda held: held),
+    (lambda read: functools.partial(lambda *, inner: inner(), inner=read), lambda held: held),
+]
+
+
+@pytest.mark.parametrize("is_builtin", [False, True])
+@pytest.mark.parametrize(("hold", "take"), HOLDERS)
+def test_a_function_of_a_copy_reads_what_the_copys_hooks_write(
+    hold: Callable[[Any], Any], take: Callable[[Any], Any], is_builtin: bool
+) -> None:
+    """Only functions that were attributes did; others read the original's dictionary."""
+    memory: dict[str, Tensor] = {}
+    model: Any = nn.Linear(2, 2)
+    model.memory = memory
+    model.register_forward_hook(lambda _, inputs, output: memory.update(output=output))
+    model.held = hold(memory.copy if is_builtin else lambda: dict(memory))
+    twin: Any = copy_apart(model)
+    output = twin(torch.ones(1, 2))
+    assert take(twin.held)()["output"] is output
+    assert take(model.held)() == {}
+
+
+class OfOneInstance:
+    """A class whose instance `copy.deepcopy` would write to, taking it for a new one."""
+
+    instance: OfOneInstance | None = None
+    layer: nn.Module
+
+    def __new__(cls) -> OfOneInstance:
+        if cls.instance is None:
+            cls.instance = super().__new__(cls)
+            cls.instance.layer = nn.Linear(2, 2)
+        return cls.instance
+
+
+class ModuleOfOneInstance(nn.Linear):
+    instance: ModuleOfOneInstance | None = None
+
+    def __new__(cls) -> ModuleOfOneInstance:
+        if cls.instance is None:
+            cls.instance = super().__new__(cls)
+        return cls.instance
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+
+
+def test_a_classs_only_instance_is_shared_and_not_written() -> None:
+    """It got the copies of its attributes, so that parameters in it were not the model's."""
+    model: Any = nn.Linear(2, 2)
+    model.settings = [OfOneInstance()]
+    layer = OfOneInstance().layer
+    twin: Any = copy_apart(model)
+    assert twin.settings is not model.settings
+    assert twin.settings[0] is model.settings[0]
+    assert model.settings[0].layer is layer
+
+
+def test_a_module_that_is_its_classs_only_instance_is_refused_and_not_written() -> None:
+    model = nn.Sequential(ModuleOfOneInstance())
+    weight = model[0].weight
+    with pytest.raises(UserError, match="ModuleOfOneInstance gives an existing object instead"):
+        copy_apart(model)
+    assert model[0].weight is weight
+
+
 class Tied(nn.Module):
     """An autoencoder whose decoder is a view of its encoder, made once."""
 

@@ -1,37 +1,43 @@
-"""Functions of a model, such as its hooks, whose closures refer to the model itself."""
+"""Functions that a model holds, such as hooks, whose closures refer to the model itself."""
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from functools import partial
-from types import CellType, FunctionType
+from types import BuiltinMethodType, CellType, FunctionType
 from typing import Any
 
 from torch import nn
 
-from zdp_bench.gradients.outside_state.content import are_same, read_cell
+from zdp_bench.gradients.outside_state.content import (
+    are_same,
+    attributes_of,
+    read_cell,
+    slots_of,
+)
 from zdp_bench.gradients.program.ours import HOOKS
 
+# What `copy.deepcopy` shares with the original, and what may hold it and cannot be changed.
+REFERRING = (FunctionType, BuiltinMethodType, partial, tuple)
+CONTAINERS = {dict, OrderedDict, list, deque, set}  # which have no attributes
 
-def refer_to_copies(model: nn.Module, memo: dict[int, Any]) -> None:
-    """Let the hooks and functions of a deep copy refer to the copy.
+
+def refer_to_copies(memo: dict[int, Any]) -> None:
+    """Let the functions that a deep copy holds refer to the copy.
 
     `copy.deepcopy` shares functions with the original, so that a hook of a copy would write into
     the original. A function that refers to nothing copied stays the same, also to `is`.
 
     Args:
-        model: the original.
-        memo: the copies of it and its parts, by the id of the original, as `copy.deepcopy` leaves
-            them.
+        memo: the copies of a model and its parts, by the id of the original, as `copy.deepcopy`
+            leaves them.
     """
     functions = _Functions(memo)
-    for module in model.modules():
-        copied = memo.get(id(module), module)
-        if copied is module:
-            continue
-        for holder in (vars(copied), *(vars(copied)[kind] for kind in HOOKS)):
-            for name, value in [*holder.items()]:
-                if isinstance(value, FunctionType | partial):
-                    holder[name] = functions.copy_of(value)
+    originals = memo.get(id(memo))  # which `copy.deepcopy` keeps alive
+    for number, copied in memo.items():
+        is_empty = type(copied) in CONTAINERS and not copied  # as most of a module's are
+        if not is_empty and number != id(copied) and copied is not originals:
+            functions.replace_in(copied)
 
 
 class _Functions:
@@ -39,23 +45,66 @@ class _Functions:
 
     def __init__(self, memo: dict[int, Any]) -> None:
         self.memo = memo
-        self.functions: dict[int, FunctionType] = {}  # by the id of the original
+        self.copies: dict[int, tuple[Any, Any]] = {}  # original and copy, by the original's id
         self.cells: dict[int, CellType] = {}
+
+    def replace_in(self, copied: Any) -> None:
+        """Replace the functions in a copied object by their copies."""
+        holders = [copied]
+        if type(copied) not in CONTAINERS:
+            holders += attributes_of(copied)
+            for slot in slots_of(copied):
+                value = slot.read()
+                if isinstance(value, REFERRING):
+                    slot.write(self.copy_of(value))
+        if isinstance(copied, nn.Module):  # one that copies itself leaves them out of the memo
+            holders += [vars(copied).get(kind) for kind in HOOKS]
+        for holder in holders:
+            entries: Any = ()
+            if isinstance(holder, dict):
+                entries = holder.items()
+            elif isinstance(holder, list | deque):
+                entries = enumerate(holder)
+            # Any other object is a copy, or an original that a `__deepcopy__` has kept.
+            referring = [entry for entry in entries if isinstance(entry[1], REFERRING)]
+            for key, value in referring:
+                copied_value = self.copy_of(value)
+                if copied_value is not value:
+                    holder[key] = copied_value
 
     def copy_of(self, value: Any) -> Any:
         """Return the copy of a function or other object, or itself if there is none."""
-        if isinstance(value, partial):
-            function = self.copy_of(value.func)
-            is_same = function is value.func
-            return value if is_same else partial(function, *value.args, **value.keywords)
-        if not isinstance(value, FunctionType):
-            return self.memo.get(id(value), value)
-        if id(value) not in self.functions:
-            self.functions[id(value)] = value  # where it calls itself
-            self.functions[id(value)] = self._copy(value)
-        return self.functions[id(value)]
+        if id(value) in self.memo:
+            return self.memo[id(value)]
+        if not isinstance(value, REFERRING):
+            return value
+        if id(value) not in self.copies:
+            self.copies[id(value)] = value, value  # where it calls itself
+            self.copies[id(value)] = value, self._copy(value)
+        _, copied = self.copies[id(value)]
+        return copied
 
-    def _copy(self, function: FunctionType) -> FunctionType:
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, FunctionType):
+            return self._copy_function(value)
+        if isinstance(value, BuiltinMethodType):
+            owner = self.copy_of(value.__self__)
+            return value if owner is value.__self__ else getattr(owner, value.__name__)
+        if type(value) is partial:
+            old = [value.func, *value.args, *value.keywords.values()]
+            new = [*map(self.copy_of, old)]
+            if are_same(new, old):
+                return value
+            function, *arguments = new
+            count = len(value.args)
+            named = dict(zip(value.keywords, arguments[count:], strict=True))
+            return partial(function, *arguments[:count], **named)
+        if type(value) is tuple:
+            entries = tuple(map(self.copy_of, value))
+            return value if are_same([*entries], [*value]) else entries
+        return value
+
+    def _copy_function(self, function: FunctionType) -> FunctionType:
         closure = tuple(map(self._cell_of, function.__closure__ or ()))
         defaults = tuple(map(self.copy_of, function.__defaults__ or ()))
         named = function.__kwdefaults__ or {}

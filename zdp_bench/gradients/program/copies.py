@@ -22,8 +22,8 @@ def copy_apart(
     """Return a deep copy of a model.
 
     Functions that do not refer to the model (`closures`), and objects that cannot be copied, such
-    as a lock or an open file, are shared with the original. Attributes of parameters are copied
-    too.
+    as a lock, an open file or a class's only instance, are shared with the original. Attributes of
+    parameters are copied too.
 
     Args:
         model: the model.
@@ -56,10 +56,26 @@ def copy_apart(
     return copied
 
 
+class _Memo(dict[int, Any]):
+    """What `copy.deepcopy` has copied, by the id of the original.
+
+    It rejects an object that is given as its own copy, as by the `__new__` of a class with one
+    instance: `copy.deepcopy` would then overwrite the original's attributes with their copies.
+    """
+
+    def __setitem__(self, number: int, copied: Any) -> None:
+        if number == id(copied) and not hasattr(type(copied), "__deepcopy__"):
+            raise TypeError(
+                f"{type(copied).__name__} gives an existing object instead of a new one: let its "
+                "__new__ create one"
+            )
+        dict.__setitem__(self, number, copied)  # `super` takes longer
+
+
 def _copy(model: nn.Module, shared: dict[int, Any]) -> nn.Module:
-    memo = dict(shared)
+    memo = _Memo(shared)
     copied = copy.deepcopy(model, memo)
-    refer_to_copies(model, memo)
+    refer_to_copies(memo)
     return copied
 
 
@@ -110,7 +126,7 @@ def _share_uncopyable(
 
 def _is_copyable(value: Any, memo: dict[int, Any]) -> bool:
     try:
-        copy.deepcopy(value, dict(memo))
+        copy.deepcopy(value, _Memo(memo))
     except Exception:  # a user's class may raise anything
         return False
     return True
