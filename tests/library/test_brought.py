@@ -443,6 +443,8 @@ KEEPS = "output for an example changes once others have been processed, so the m
         ({"model": pair}, r"returns tuple instead of a tensor: put it into a module"),
         ({"model": lambda: network().bfloat16()}, "keep parameters in float32"),
         ({"dataset": [(torch.zeros(4), "cat")] * 20}, "contains 'cat'.*encode classes"),
+        ({"dataset": [([0.0] * 4, 0)] * 20}, "A list or tuple of 4 reaches .* return that"),
+        ({"dataset": [(torch.zeros(4), [0])] * 20}, "A list or tuple of 1 reaches .* return that"),
     ],
     ids=lambda changed: next(iter(changed)) if isinstance(changed, dict) else "",
 )

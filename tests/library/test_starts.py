@@ -333,6 +333,16 @@ def test_weights_that_come_in_part_from_a_training_are_said_once(
     assert caplog.text.count("'0.weight' comes from the training with the ledger first.jsonl") == 1
 
 
+def test_a_parameter_without_numbers_comes_from_no_training(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("first", "second"):
+        model = network()
+        model[0].empty = nn.Parameter(torch.zeros(0))
+        train(make(model, ledger=tmp_path / f"{name}.jsonl"), most=1)
+    assert "comes from the training" not in caplog.text
+
+
 def test_whole_public_and_own_weights_are_not_said_to_come_in_part_from_a_training(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

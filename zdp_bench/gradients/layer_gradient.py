@@ -303,7 +303,7 @@ class ParameterGradient:
             return spent_bytes
         else:
             max_bytes = FORM_BYTES * device_scale(self.parameter)
-            chunk = max(1, max_bytes // self.parameter.nbytes)
+            chunk = max(1, max_bytes // max(1, self.parameter.nbytes))
             squares_of_chunks = []
             for start in range(0, examples, chunk):
                 _, squares = gradient.form(start, min(start + chunk, examples))

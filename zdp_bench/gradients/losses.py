@@ -23,7 +23,7 @@ from zdp_bench.errors import UserError, first_line, is_out_of_memory
 from zdp_bench.gradients.clipping import Loss, split_batch, trainable
 from zdp_bench.gradients.mapping import map_rows
 from zdp_bench.gradients.outside_state import Restore, preserve_outside_state
-from zdp_bench.gradients.parts import describe, unpack
+from zdp_bench.gradients.parts import advice_on_parts, describe, unpack
 from zdp_bench.gradients.program import copy_apart
 from zdp_bench.gradients.program.autograd import graph_nodes
 
@@ -220,8 +220,8 @@ class PerExample:
             target_description = describe(targets[:1]).replace("inputs", "targets")
             raise DomainError(
                 f"the loss cannot take outputs of shape {[1, *outputs.shape[1:]]} with "
-                f"{target_description}: {first_line(error)} It is computed for each example "
-                "separately, so that no other can affect it."
+                f"{target_description}: {first_line(error)}{advice_on_parts(targets)} It is "
+                "computed for each example separately, so that no other can affect it."
             ) from None
 
     def _compute_by_placeholders(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -149,6 +149,17 @@ def describe(packed: Tensor) -> str:
     return f"{' and '.join(dtypes)} inputs of shape {shapes(packed)}"
 
 
+def advice_on_parts(packed: Tensor) -> str:
+    """Say, after an error, what a model or a loss gets of the entries of a list or tuple."""
+    entries = unpack(packed)
+    if not isinstance(entries, tuple):
+        return ""
+    return (
+        f" A list or tuple of {len(entries)} reaches a model as an argument for each entry, and a "
+        "loss as a tuple: if it stands for one tensor, let the dataset return that."
+    )
+
+
 def shapes(packed: Tensor) -> str:
     """Return the shapes for a message, such as "[8, 3]" or "[8, 3] and [8]"."""
     return " and ".join(str(list(leaf.shape)) for leaf in leaves_of(packed))

@@ -122,7 +122,7 @@ def note_trained(model: nn.Module, trained: Collection[str], trainings: Iterable
     known_trainings = frozenset(trainings)
     note(model, known_trainings)
     for name, parameter in model.named_parameters():
-        if name in trained:
+        if name in trained and parameter.numel():  # those without numbers are all the same
             _KNOWN_PARAMETERS[_parameter_digest(parameter)] = known_trainings
 
 

@@ -111,6 +111,15 @@ def test_a_parameter_without_influence_is_named() -> None:
     assert check(model) == []
 
 
+def test_a_parameter_without_numbers_needs_no_influence() -> None:
+    """It was said to be trained on noise, or ended in a division by zero."""
+    model = mlp()
+    model[0].idle = nn.Parameter(torch.zeros(3, 0))
+    assert check(model) == []
+    used = Made(lambda net, x: x + net.empty.sum(), empty=nn.Parameter(torch.zeros(0)))
+    assert check(mlp(used)) == []
+
+
 def gate(net: Any, x: Tensor) -> Tensor:
     return x + net.gates(x).softmax(dim=0) * x
 
@@ -224,6 +233,8 @@ def test_a_model_that_does_not_fit_the_inputs_is_told_where() -> None:
         check(nn.Sequential(nn.Linear(7, CLASSES)))
     with pytest.raises(UserError, match=r"returns shape \[4\] for 3 examples"):
         check(nn.Sequential(mlp(), Layer(lambda x: x.sum(dim=0))))
+    with pytest.raises(UserError, match=r"returns shape \[3, 0\], which holds no numbers"):
+        check(nn.Sequential(mlp(), Layer(lambda x: x[:, :0])))
 
 
 # --------------------------------------------------------------------------------- from end to end

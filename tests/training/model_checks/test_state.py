@@ -196,6 +196,19 @@ def test_a_model_whose_copies_return_something_else_is_refused() -> None:
         check(mlp(Forgets()))
 
 
+@pytest.mark.parametrize("read", [dict.__getitem__, dict.get])
+def test_a_model_that_looks_its_modules_up_in_a_global_is_told_so(read: Any) -> None:
+    """The error advised a probe, which cannot help."""
+    scales: dict[nn.Module, float] = {}
+    net = Made(lambda net, x: x * (read(scales, net) or 1.0))
+    scales[net] = 3.0
+    said = (
+        "^a copy of the model.* in attributes of the model, not by a module or its id in a global"
+    )
+    with pytest.raises(UserError, match=said):
+        check(mlp(net))
+
+
 def test_memory_that_ran_out_is_not_said_to_be_the_models_fault() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         check(mlp(FitsAsACopy()))

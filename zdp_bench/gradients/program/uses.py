@@ -320,7 +320,7 @@ def _pull_back(gradient: LayerGradient, origin: _Origin) -> LayerGradient:
 
     if origin.weight.is_view:  # the same entries in another order
         return transform(gradient, pull_back, 1.0, 1)
-    examples_at_once = max(1, FORM_BYTES // parameter.nbytes)
+    examples_at_once = max(1, FORM_BYTES // max(1, parameter.nbytes))
 
     def per_sample(start: int, stop: int) -> Tensor:
         return pull_back(gradient.per_sample(start, stop))

@@ -43,7 +43,13 @@ from zdp_bench.gradients.losses import (
     set_seed,
 )
 from zdp_bench.gradients.outside_state import are_equal, preserve_outside_state
-from zdp_bench.gradients.parts import describe, map_leaves, takes_parts, unpack
+from zdp_bench.gradients.parts import (
+    advice_on_parts,
+    describe,
+    map_leaves,
+    takes_parts,
+    unpack,
+)
 from zdp_bench.gradients.program import State, copy_apart, state_of
 from zdp_bench.nn.precision import float32_products, repeatable
 from zdp_bench.privacy.noise import real_view
@@ -123,13 +129,13 @@ def check(
         )
         source = find_source(model, loss, example_batch, probe)
         batch = source.draw(SAMPLES)
-        _check_shapes(copy_apart(model), batch[0])
+        _check_shapes(model, batch[0])
         require_nothing_kept(model, batch[0])
         restore()  # else, what these passes stored would be constants of the program
         state = state_of(model, batch[0])
         _refuse_norms(model, state)
         with _explaining_ones(state):
-            _check_shapes(copy_apart(model), batch[0][:1])
+            _check_shapes(model, batch[0][:1])
             restore()
             _refuse_stored_terms(model, example_loss, batch)
             if state.alone:
@@ -209,31 +215,34 @@ def _refuse_norms(model: nn.Module, state: State) -> None:
 
 
 def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
-    """Reject a model that fails, or whose output is not a tensor with one row per example.
+    """Reject a model whose copy fails, or returns no tensor with one row of numbers per example.
 
     Also reject autocast and checkpoints inside the model.
     """
+    twin = copy_apart(model)
     device = inputs.device.type
     is_autocast_outside = torch.is_autocast_enabled(device)
 
     def refuse_autocast(name: str) -> None:
         if torch.is_autocast_enabled(device) and not is_autocast_outside:
             raise UserError(
-                f"{describe_layer(model, name)} runs under torch.autocast, which would round the "
+                f"{describe_layer(twin, name)} runs under torch.autocast, which would round the "
                 "gradients that are clipped: remove autocast from the forward function, and set "
                 f"{setting('precision', 'bf16')}, which keeps sums in float32."
             )
 
-    innermost = Innermost(model, refuse_autocast)
+    innermost = Innermost(twin, refuse_autocast)
     try:
         with torch.enable_grad(), innermost, _no_checkpoints(innermost):
-            output = model(map_leaves(torch.clone, inputs))
+            output = twin(map_leaves(torch.clone, inputs))
     except UserError:
         raise
     except Exception as error:
+        failure = f"{innermost.name} raises: {first_line(error)}"
+        if _takes(model, inputs):
+            raise _make_copy_error(f"fails where the model does not: {failure}") from None
         raise DomainError(
-            f"the model cannot take {describe(inputs)}: {innermost.name} raises: "
-            f"{first_line(error)}"
+            f"the model cannot take {describe(inputs)}: {failure}{advice_on_parts(inputs)}"
         ) from None
     if not isinstance(output, Tensor):
         raise UserError(
@@ -246,6 +255,11 @@ def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
             f"the model returns shape {list(output.shape)} for {len(inputs)} examples: the first "
             "dimension must be that of the examples."
         )
+    if not output.numel():
+        raise UserError(
+            f"the model returns shape {list(output.shape)}, which holds no numbers: give its last "
+            "layer at least one output."
+        )
     if isinstance(output, FakeTensor):  # left by the recording of the model's program
         raise UserError(
             "the model stores a tensor of an earlier pass outside its modules (in a global or a "
@@ -254,6 +268,25 @@ def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
         )
     if output.isnan().any():
         raise DomainError(f"the model gives NaN for {describe(inputs)}.")
+
+
+def _takes(model: nn.Module, inputs: Tensor) -> bool:
+    """Return True if the model itself, and not a copy of it, can run on the inputs."""
+    try:
+        with torch.enable_grad():
+            model(map_leaves(torch.clone, inputs))
+    except Exception:  # of any kind, from the user's code
+        return False
+    return True
+
+
+def _make_copy_error(difference: str) -> UserError:
+    """Return the error for a model whose copies, which private steps run, differ from it."""
+    return UserError(
+        f"a copy of the model, which private steps run, {difference} Let its forward function find "
+        "what it reads in attributes of the model, not by a module or its id in a global, and let "
+        "__getstate__ and __deepcopy__ copy them all."
+    )
 
 
 @contextmanager
@@ -373,10 +406,7 @@ def _run_beside_copy(model: nn.Module, inputs: Tensor) -> Tensor:
             ) from None
     output_of_copy, output = outputs
     if not are_alike(output_of_copy, output, output):
-        raise UserError(
-            "a copy of the model, which private steps run, returns another output than the model: "
-            "let __getstate__ or __deepcopy__ copy all that its forward function reads."
-        )
+        raise _make_copy_error("returns another output than the model.")
     return output
 
 
@@ -456,7 +486,7 @@ def _check_gradients(model: nn.Module, inputs: Tensor, state: State) -> None:
     if state.alone:  # Python code may skip layers for some examples
         return
     for name, gradient in zip(trained, gradients, strict=True):
-        if gradient is None:
+        if gradient is None and trained[name].numel():
             raise UserError(
                 f"parameter '{name}' has no influence on the model's output, so it would be "
                 "trained on noise alone: remove it, or set requires_grad=False."
