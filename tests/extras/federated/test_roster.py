@@ -14,7 +14,8 @@ from tests.extras.federated.conftest import Make, Sound, carried_out, change_ans
 from tests.ledgers import steps_in
 from zdp_bench.errors import UserError
 from zdp_bench.extras.federated import node, simulation
-from zdp_bench.extras.federated.messages import VALUES, content, values_of
+from zdp_bench.extras.federated.exchange import Request
+from zdp_bench.extras.federated.messages import SECRET, VALUES, content, values_of
 from zdp_bench.extras.federated.node import SEE_LOG
 from zdp_bench.extras.federated.roster import Roster, Standing
 from zdp_bench.extras.federated.simulation import FIRST, set_sender
@@ -173,7 +174,7 @@ def test_a_repeat_counts_until_the_node_states_its_ledger(configured: Make) -> N
     roster = Roster(None, configured("federated.nodes=2"), {}, None, known)  # type: ignore[arg-type]
     roster.prepare("run", 8, {})
     roster.requested_rounds, roster.present = 3, {LIAR: FIRST}
-    roster._pending = {"asked before": ("prepare", FIRST + 1)}
+    roster._pending = {FIRST + 1: Request("query.prepare", FIRST + 1, "0", "secret")}
     for repeats in (1, 2):
         roster.count_repeat()
         assert (roster.spent(0), roster.spent(LIAR)) == (3, 3 + repeats)
@@ -250,7 +251,7 @@ class Clients:
             message_id = str(len(self.answers))
             message.metadata.__dict__["_message_id"] = message_id
             number = self.number_of[message.metadata.dst_node_id]
-            values = {"node": number, "records": 10, "examples_per_patient": 1, "seed": 0}
+            values = TOLD | {"node": number, SECRET: values_of(message)[SECRET]}
             body = Error(1, "it fails") if number is None else content(values)
             self.answers[message_id] = Message(body, reply_to=message)
             yield message_id
@@ -313,7 +314,7 @@ def test_a_node_that_joins_as_something_else_is_refused(
         answer = Message(
             content(announcement), reply_to=Message(content({}), address, "query.join")
         )
-        roster._admit("join", address, answer)
+        roster._admit("query.join", address, answer)
         assert list(roster.present) == present
     (line,) = told_by(caplog)
     assert sentence in line
@@ -330,7 +331,7 @@ def test_a_node_that_joins_again_raises_what_is_known_of_it_or_is_refused(
         roster = Roster(grid, configured("federated.nodes=3"), {}, None, known)
         announcement = TOLD | {"records": records, "examples_per_patient": examples}
         answer = Message(content(announcement), reply_to=Message(content({}), FIRST, "query.join"))
-        roster._admit("join", FIRST, answer)
+        roster._admit("query.join", FIRST, answer)
         assert len(roster.present) == is_present
         expected = Standing(10, most, entries=4, excess=1)
         assert roster.standings[LIAR] == expected
@@ -382,23 +383,3 @@ def test_a_node_that_refuses_to_prepare_is_missed_and_a_run_that_goes_on_goes_on
     assert "node 1: its mechanism differs" in line
     with pytest.raises(UserError, match="node 1: its mechanism"):
         carried_out(configured("federated.nodes=3", results="all"))
-
-
-def test_answers_that_nobody_waits_for_are_not_used(
-    configured: Make, sound: Sound, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A grid that brings every answer twice, and one of a stranger."""
-
-    class Repeating(simulation.SerialGrid):
-        def send_and_receive(
-            self, messages: Iterable[Message], *, timeout: float | None = None
-        ) -> Iterable[Message]:
-            answers = list(super().send_and_receive(messages, timeout=timeout))
-            if answers and answers[0].metadata.message_type == "train":
-                stranger = Message(content({"round": 0}), reply_to=answers[0])
-                answers += [stranger, *answers]
-            return answers
-
-    metrics = sound("federated.nodes=2")["metrics"]
-    monkeypatch.setattr(simulation, "SerialGrid", Repeating)
-    assert carried_out(configured("federated.nodes=2"))["metrics"] == metrics

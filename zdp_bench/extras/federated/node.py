@@ -28,11 +28,14 @@ from zdp_bench.data import Part, Source, Splits
 from zdp_bench.data.owners import identify_owners
 from zdp_bench.errors import UserError, require
 from zdp_bench.extras.federated.messages import (
+    SECRET,
+    VALUES,
     Malformed,
     checked_values,
     content,
     digest,
     tensors_of,
+    values_of,
 )
 from zdp_bench.extras.federated.runner import steps_of
 from zdp_bench.gradients.clipping import trainable
@@ -538,7 +541,10 @@ def _handler(respond: Callable[[Message, Context], RecordDict]) -> Handler:
     """Return a handler of messages that answers with an `Error` if the node refuses."""
 
     def answer(message: Message, context: Context) -> Message:
-        return Message(respond(message, context), reply_to=message)
+        contents = respond(message, context)
+        # shows the server who answers; see `exchange.py`
+        contents.config_records[VALUES][SECRET] = str(values_of(message).get(SECRET))
+        return Message(contents, reply_to=message)
 
     return partial(call_handler, answer)
 

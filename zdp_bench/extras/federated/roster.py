@@ -17,6 +17,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from zdp_bench.config.schema import Run
+from zdp_bench.extras.federated.exchange import Request, pull_answer, send, wait_for_answers
 from zdp_bench.extras.federated.messages import Malformed, checked_values, content, values_of
 
 POLL_INTERVAL = 0.1  # seconds between two checks for new nodes
@@ -144,8 +145,7 @@ class Roster:
         self._expected, self._sizes = expected, sizes
         # Flower's id -> number, for every node that has joined and is still connected
         self._number_of: dict[int, int] = {}
-        # message id -> (kind of request, Flower's id), for every request without an answer
-        self._pending: dict[str, tuple[str, int]] = {}
+        self._pending: dict[int, Request] = {}  # requests without an answer, by Flower's id
         self._refused: dict[int, Refusal] = {}  # by Flower's id
         self._preparation: dict[str, Any] | None = None  # run and rounds, once the plan is known
         self._mechanism_digests: Mapping[int, str] = {}
@@ -155,17 +155,18 @@ class Roster:
         """Ask new nodes to join, forget disconnected ones, and process the answers so far."""
         connected = set(self.grid.get_node_ids())
         self._forget_disconnected(connected)
-        pending = {address for _, address in self._pending.values()}
-        busy = pending | self._refused.keys() | set(self.present.values())
+        busy = self._pending.keys() | self._refused.keys() | set(self.present.values())
         for address in sorted(connected - busy):
-            self._ask("join", address, {})
-        while self._pending:
-            answers = list(self.grid.pull_messages(list(self._pending)))
-            if not answers:
-                break
-            for answer in answers:
-                kind, address = self._pending.pop(answer.metadata.reply_to_message_id)
-                self._admit(kind, address, answer)
+            self._ask("query.join", address, {})
+        has_answers = True
+        while has_answers:  # an answer may lead to the next request
+            has_answers = False
+            for request in list(self._pending.values()):
+                answer = pull_answer(self.grid, request)
+                if answer is not None:
+                    has_answers = True
+                    del self._pending[request.address]
+                    self._admit(request.kind, request.address, answer)
 
     def _forget_disconnected(self, connected: set[int]) -> None:
         """Forget nodes that are no longer connected, and refusals that have expired."""
@@ -178,9 +179,8 @@ class Roster:
         for address, refusal in list(self._refused.items()):
             if address not in connected or now >= refusal.until:
                 del self._refused[address]
-        for message, (_, address) in list(self._pending.items()):
-            if address not in connected:
-                del self._pending[message]
+        for address in self._pending.keys() - connected:
+            del self._pending[address]
 
     def wait_for(
         self,
@@ -265,19 +265,13 @@ class Roster:
     def round(
         self,
         contents: RecordDict,
-        round_: int,
         patience: float,
     ) -> dict[int, Message]:
-        """Request a round from every present node; return each node's first answer, by number."""
+        """Request a round from every present node; return the answers, by the node's number."""
         number_of = {address: number for number, address in self.present.items()}
-        messages = [
-            Message(contents, address, "train", group_id=str(round_)) for address in number_of
-        ]
-        answers: dict[int, Message] = {}
-        for answer in self.grid.send_and_receive(messages, timeout=patience):
-            number = number_of.get(answer.metadata.src_node_id)
-            if number is not None:
-                answers.setdefault(number, answer)
+        requests = send(self.grid, "train", number_of, contents)
+        answers_from = wait_for_answers(self.grid, requests, patience)
+        answers = {number_of[address]: answer for address, answer in answers_from.items()}
         # A node that failed or did not answer has to join again, as it may have been restarted.
         for number in list(self.present):
             if number not in answers or answers[number].has_error():
@@ -319,11 +313,11 @@ class Roster:
         """Ask every connected node for the final position of its ledger."""
         if not self._number_of:
             return
-        messages = [Message(content({}), address, "query.report") for address in self._number_of]
-        for answer in self.grid.send_and_receive(messages, timeout=patience):
-            number = self._number_of.get(answer.metadata.src_node_id)
-            if number is None or answer.has_error():
+        requests = send(self.grid, "query.report", self._number_of, content({}))
+        for address, answer in wait_for_answers(self.grid, requests, patience).items():
+            if answer.has_error():
                 continue
+            number = self._number_of[address]
             try:
                 self.note_ledger(number, checked_values(answer, LEDGER_VALUES))
             except Malformed as error:
@@ -347,15 +341,14 @@ class Roster:
         address: int,
         values: Mapping[str, Any],
     ) -> None:
-        message = Message(content(values), address, f"query.{kind}")
-        for message_id in self.grid.push_messages([message]):
-            self._pending[message_id] = (kind, address)
+        for request in send(self.grid, kind, [address], content(values)):
+            self._pending[address] = request
 
     def _ask_to_prepare(self, number: int, address: int) -> None:
         assert self._preparation is not None
         standing = self.standings[number]
         at_least = {"entries": standing.entries, "digest": standing.digest}
-        self._ask("prepare", address, self._preparation | at_least)
+        self._ask("query.prepare", address, self._preparation | at_least)
 
     def _admit(
         self,
@@ -363,12 +356,12 @@ class Roster:
         address: int,
         answer: Message,
     ) -> None:
-        """Process the answer to `join` or `prepare`: ask for the next, or mark the node present."""
+        """Process the answer to join or prepare: ask for the next, or mark the node present."""
         number = self._number_of.get(address)
         try:
             if answer.has_error():
                 raise Malformed(reason_of(answer))
-            if kind == "join":
+            if kind == "query.join":
                 values = checked_values(answer, JOIN_VALUES)
                 if number is not None and values["node"] != number:
                     raise Malformed(f"says that it is node {values['node']}")
@@ -378,7 +371,7 @@ class Roster:
                     self._ask_to_prepare(number, address)
                     return
             assert number is not None
-            if kind == "prepare":
+            if kind == "query.prepare":
                 values = checked_values(answer, LEDGER_VALUES | {"mechanism": str})
                 if values["mechanism"] != self._mechanism_digests[number]:
                     raise Malformed(

@@ -318,7 +318,7 @@ class Rounds:
         self.ledger.append(round_, weights_digest)
         self.ledger.sync()  # on disk before any node is asked, so that no round goes uncounted
         roster.requested_rounds = self.ledger.releases
-        answers = roster.round(messages.content({"round": round_}, weights), round_, patience)
+        answers = roster.round(messages.content({"round": round_}, weights), patience)
         releases, reasons = valid_releases(roster, answers, round_, weights, self.limits)
         if len(releases) < roster.min_nodes:
             self._stop(reasons)

@@ -90,11 +90,3 @@ class SerialGrid:
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [self._answers.pop(key) for key in message_ids if key in self._answers]
-
-    def send_and_receive(
-        self,
-        messages: Iterable[Message],
-        *,
-        timeout: float | None = None,
-    ) -> Iterable[Message]:
-        return self.pull_messages(self.push_messages(messages))
