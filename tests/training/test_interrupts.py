@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from zdp_bench import cli, records
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.errors import UserError
 from zdp_bench.training import batches, setup
-from zdp_bench.training.interrupts import CONTINUING, Stopped
+from zdp_bench.training.interrupts import CONTINUING, Stopped, request_stop_of_workers
 from zdp_bench.training.run import Outcome, execute
 
 
@@ -180,6 +181,61 @@ def test_sigterm_between_runs_leaves_with_the_same_code(
         cli.main(["list"])
     assert left.value.code == 75
     assert not isinstance(Stopped(signal.SIGTERM), Exception)  # no sweep takes it for a failed job
+
+
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """Handle Ctrl-C, which a shell's background jobs, of which the tests may be one, ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def run_workers(request: Path, *numbers: int, error: Exception | None = None) -> None:
+    """Receive signals while workers run, and then an error."""
+    with request_stop_of_workers(request):
+        for number in numbers:
+            os.kill(os.getpid(), number)
+        if error:
+            raise error
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("error", [None, RuntimeError("a worker that was starting ended")])
+def test_a_signal_asks_the_workers_to_stop_and_then_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: Exception | None
+) -> None:
+    monkeypatch.setattr("multiprocessing.active_children", lambda: ["a worker"])
+    before = signal.getsignal(number)
+    with pytest.raises(Stopped) as stop:
+        run_workers(tmp_path / "stop", number, error=error)
+    assert stop.value.by == number
+    assert (tmp_path / "stop").exists()
+    assert signal.getsignal(number) == before
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
+def test_an_error_or_a_second_ctrl_c_ends_workers_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multiprocessing.active_children", lambda: ["a worker"])
+    with pytest.raises(ZeroDivisionError):
+        run_workers(tmp_path / "stop", error=ZeroDivisionError())
+    assert not (tmp_path / "stop").exists()
+    with pytest.raises(KeyboardInterrupt):
+        run_workers(tmp_path / "stop", signal.SIGINT, signal.SIGINT)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
+def test_without_workers_signals_act_as_before(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_workers(tmp_path / "stop", signal.SIGINT)
+    assert not (tmp_path / "stop").exists()
+
+
+def test_a_thread_that_receives_no_signals_may_start_workers(tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        pool.submit(run_workers, tmp_path / "stop").result()
 
 
 @contextmanager

@@ -105,11 +105,15 @@ def request_stop_of_workers(request: Path) -> Iterator[None]:
 
     The block starts the workers and ends once they have returned all jobs. A worker that exited
     instead would make joblib kill the others before they have saved their runs. A second Ctrl-C
-    ends the block at once. Without workers, both signals act as before.
+    ends the block at once. Without workers, both signals act as before. Outside the main thread,
+    where Python receives no signals, the block does nothing.
 
     Args:
         request: file that asks the workers to stop; see `stop_on_request`.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     received = 0
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -128,6 +132,10 @@ def request_stop_of_workers(request: Path) -> Iterator[None]:
         signal.signal(number, ask)
     try:
         yield
+    except Exception:
+        if not received:
+            raise
+        # The signal ended a worker that was still starting, so joblib ended all.
     finally:
         for number, handler in old_handlers.items():
             signal.signal(number, handler)
