@@ -277,9 +277,8 @@ def test_a_folder_that_another_user_may_not_write_is_one_sentence(shared: Path) 
             return "locked"
 
     message = as_nobody(write)
-    assert message.startswith("PermissionError: "), (
-        message
-    )  # which the command line puts in a sentence
+    # The command line puts it in a sentence.
+    assert message.startswith("PermissionError: "), message
     assert str(shared) in message
 
 

@@ -131,14 +131,8 @@ def sum_by_torch_func(model: nn.Module, inputs: Any, targets: Tensor) -> dict[st
     parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
     def loss_of(moved: dict[str, Tensor], example: Any, target: Tensor) -> Tensor:
-        args = (
-            example
-            if isinstance(example, tuple)
-            else ()
-            if isinstance(example, dict)
-            else (example,)
-        )
         kwargs = example if isinstance(example, dict) else {}
+        args = () if kwargs else example if isinstance(example, tuple) else (example,)
         return loss(functional_call(model, moved, args, kwargs), target).sum()
 
     total = {name: torch.zeros_like(value) for name, value in parameters.items()}

@@ -174,14 +174,14 @@ def test_no_two_purposes_steps_or_blocks_share_a_stream() -> None:
 
 
 def test_seeded_noise_repeats_and_secure_noise_does_not() -> None:
-    of_block = block("circular", (50,))
+    circular = block("circular", (50,))
     assert SeededNoise.repeatable
     assert not SecureNoise.repeatable
     assert torch.equal(
-        draw(of_block, SeededNoise(1), 4, CPU), draw(of_block, SeededNoise(1), 4, CPU)
+        draw(circular, SeededNoise(1), 4, CPU), draw(circular, SeededNoise(1), 4, CPU)
     )
     assert not torch.equal(
-        draw(of_block, SecureNoise(), 4, CPU), draw(of_block, SecureNoise(), 4, CPU)
+        draw(circular, SecureNoise(), 4, CPU), draw(circular, SecureNoise(), 4, CPU)
     )
 
 
@@ -212,8 +212,8 @@ def test_a_runs_key_changes_with_everything_that_sets_a_run_apart() -> None:
     keys = {noise.run_key(*of) for of in product("ab", mechanisms, "cd")}
     assert len(keys) == 8  # the first two mechanisms are one
     for wide in (False, True):
-        of_block = block("real", (20,), wide=wide)
-        rows = torch.stack([draw(of_block, SeededNoise(key), 0, CPU) for key in keys])
+        real_block = block("real", (20,), wide=wide)
+        rows = torch.stack([draw(real_block, SeededNoise(key), 0, CPU) for key in keys])
         assert rows.unique().numel() == rows.numel()  # no number of one run occurs in another
 
 
@@ -281,9 +281,9 @@ def test_the_release_is_the_sum_plus_the_noise_of_each_block() -> None:
     release = add_noise(
         {"w": torch.full((3, 4), 2 + 1j), "b": torch.ones(4)}, MECHANISM, SeededNoise(3), 5
     )
-    for of_block, sum_ in zip(MECHANISM.blocks, (2 + 1j, 1.0), strict=True):
+    for weight, sum_ in zip(MECHANISM.blocks, (2 + 1j, 1.0), strict=True):
         torch.testing.assert_close(
-            release[of_block.name], draw(of_block, SeededNoise(3), 5, CPU) + sum_
+            release[weight.name], draw(weight, SeededNoise(3), 5, CPU) + sum_
         )
 
 
@@ -354,16 +354,16 @@ def test_the_stream_of_a_gpu_gives_each_request_its_scale_and_each_key_its_noise
 @pytest.mark.parametrize("kind", ["real", "circular", "hermitian"])
 def test_noise_on_a_gpu_has_the_same_law(source: WhiteSource, kind: NoiseKind) -> None:
     more = {"fft_dims": (1,)} if kind == "hermitian" else {}
-    of_block, cuda = block(kind, (SAMPLES, 2), **more), torch.device("cuda")
-    drawn = draw(of_block, source, 0, cuda)
+    of_kind, cuda = block(kind, (SAMPLES, 2), **more), torch.device("cuda")
+    drawn = draw(of_kind, source, 0, cuda)
     assert drawn.device.type == "cuda"
     if kind == "hermitian":
         drawn = torch.fft.ifft(drawn, dim=1, norm="ortho").real
     rows = coordinates(drawn.cpu())
     assert_covariance(rows, 2.5**2 * torch.eye(rows.shape[1], dtype=torch.float64))
-    again = draw(of_block, source, 0, cuda)
-    assert torch.equal(again, draw(of_block, source, 0, cuda)) == source.repeatable
-    assert_independent([again.real, draw(of_block, source, 1, cuda).real])
+    again = draw(of_kind, source, 0, cuda)
+    assert torch.equal(again, draw(of_kind, source, 0, cuda)) == source.repeatable
+    assert_independent([again.real, draw(of_kind, source, 1, cuda).real])
 
 
 # ---------------------------------------------------------------------------------- hedged, secure

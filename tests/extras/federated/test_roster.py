@@ -348,11 +348,8 @@ def test_a_node_that_comes_back_as_something_else_is_missed_and_the_run_goes_on(
         kind = asked.metadata.message_type
         if kind == "train" and count == 2:
             raise ConnectionError("the node's machine is gone")
-        return (
-            change_values(seed=7)(asked, answer, count)
-            if kind == "query.join" and count
-            else answer
-        )
+        is_later_join = kind == "query.join" and count
+        return change_values(seed=7)(asked, answer, count) if is_later_join else answer
 
     lying(monkeypatch, later)
     with caplog.at_level(logging.WARNING):
@@ -365,9 +362,8 @@ def test_a_node_that_comes_back_as_something_else_is_missed_and_the_run_goes_on(
     assert f"{SEE_LOG}; it is dropped" in lines[1]
     assert "its seed differs from the server's" in lines[2]
 
-    lying(
-        monkeypatch, change_values(seed=7)
-    )  # from its first word on: without its size there is no plan
+    # from its first word on: without its size there is no plan
+    lying(monkeypatch, change_values(seed=7))
     with pytest.raises(UserError, match="only 2 of 3 nodes joined"):
         carried_out(configured("federated.nodes=3", "federated.min_nodes=2", results="never"))
 

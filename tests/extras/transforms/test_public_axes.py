@@ -59,9 +59,8 @@ def test_the_zca_matrix_whitens_up_to_its_ridge() -> None:
 
 
 def test_responses_are_those_of_each_patch_to_the_dictionary() -> None:
-    representation = make(
-        "patches", (3, 10, 10), filters=4, **FEW
-    )  # nine patches: one a place of the grid
+    # nine patches: one a place of the grid
+    representation = make("patches", (3, 10, 10), filters=4, **FEW)
     module, x = representation.module, torch.rand(1, 3, 10, 10)
     expected = torch.zeros(8, 3, 3)
     for picture in (x[0], x[0].flip(-1)):
