@@ -210,6 +210,16 @@ def test_a_csv_that_names_patients_in_another_column_is_refused(tmp_path: Path, 
     assert data.info(tmp_path).unit == "picture"
 
 
+def test_patients_come_from_the_column_or_from_the_name(tmp_path: Path) -> None:
+    """The pattern replaced the column silently."""
+    lines = [f"{write_png(tmp_path / f'q{n}.png', n).name},{n % 2},p{n // 4}" for n in range(16)]
+    table = tmp_path / "list.csv"
+    table.write_text("\n".join(["path,label,Patient", *lines]))
+    assert folder(table, test_share=0.5).info(tmp_path).examples_per_patient == 4
+    both = folder(table, patient="q(.*)[.]")
+    assert_refused(lambda: both.info(tmp_path), "list.csv", "column patient, which dataset.patient")
+
+
 @pytest.mark.parametrize("kind", ["picture", "volume", "array"])
 def test_a_path_that_is_one_example_is_refused_as_such(tmp_path: Path, kind: str) -> None:
     (file, *_) = sorted(file for file in write_classes(tmp_path, kind, 2).rglob("*.*"))

@@ -247,7 +247,12 @@ def _list_csv(path: Path, has_pattern: bool) -> Iterator[Item]:
         (_, header), *rows = lines
         expect(bool(rows), "contains no line below its header; list a file in each")
         _require_columns(header)
-        if not has_pattern:
+        if has_pattern:
+            rule = (
+                "has a column patient, which dataset.patient would replace; leave one of them out"
+            )
+            expect("patient" not in [name.lower() for name in header], rule)
+        else:
             _require_patient_column(header)
         for number, cells in rows:
             fault = f"has {len(cells)} cells in line {number}, and {len(header)} columns"
