@@ -17,10 +17,10 @@ from PIL import Image
 
 from tests.damage import within
 from tests.data.helpers import dataset
-from tests.extras.own_data.own_data import KINDS, write_classes
+from tests.extras.own_data.own_data import KINDS, write_classes, write_masks
 from tests.test_cli import run
 from zdp_bench import disk
-from zdp_bench.data import cache, files, mnist
+from zdp_bench.data import cache, files, mnist, nifti
 from zdp_bench.data.files import Card, RemoteFile, fetch, md5
 from zdp_bench.data.mnist import Mnist
 from zdp_bench.errors import UserError
@@ -181,6 +181,30 @@ def test_a_check_finds_samples_that_are_not_finite(
     code, out, err = run(capsys, "data", "check", str(folder))
     assert (code, out) == (2, f"{folder}: 8 files checked, 1 refused\n")
     assert "s1/1.npy: contains samples that are not finite" in err
+
+
+def test_a_check_refuses_the_masks_that_a_run_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were checked as images."""
+    films = write_masks(tmp_path / "films", "picture", patients=5)
+    scans = write_masks(tmp_path / "scans", "volume", patients=3)
+    for home, count in ((films, 10), (scans, 6)):
+        code, out, _ = run(capsys, "data", "check", str(home))
+        assert (code, out) == (0, f"{home}: {count} files checked, 0 refused\n")
+    Image.fromarray(np.zeros((10, 12, 3), np.uint8)).save(films / "masks/p1/scan.png")
+    Image.fromarray(np.zeros((10, 12), np.uint8)).save(films / "masks/p2/scan.jpg")
+    (films / "masks/p2/scan.png").unlink()
+    deep = np.zeros((10, 12), np.uint16)  # as a run, the check accepts labels of 16 bits
+    Image.fromarray(deep).save(films / "masks/p3/scan.png")
+    code, out, err = run(capsys, "data", "check", str(films))
+    assert (code, out) == (2, f"{films}: 10 files checked, 2 refused\n")
+    assert "p1/scan.png: is a colour picture" in err
+    assert "p2/scan.jpg: is of kind picture, not grey PNG" in err
+    nifti.write(scans / "masks/p1/scan.nii", np.full((12, 10, 4), 0.3, np.float32), (1.0, 1.0, 2.0))
+    code, _, err = run(capsys, "data", "check", str(scans))
+    assert code == 2
+    assert "p1/scan.nii: is a segmentation with values other than whole numbers" in err
 
 
 def test_a_check_tells_of_a_missing_window_once(

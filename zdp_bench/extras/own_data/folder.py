@@ -193,16 +193,16 @@ class Folder(Form, Dataset):
         # A picture that needs an option, such as a window, is reported once, not for each file.
         has_reported_option = False
         for item in find_items(expand_home(self.path), self.patient):
-            paths = [path for path in (item.path, item.partner) if path]
-            for path, problem in files.try_each(paths, readers.check):
-                is_sound = path == item.path and not problem
-                if is_sound and not has_reported_option and readers.fits(path, picture):
-                    ((_, problem),) = files.try_each([path], lambda p: picture.inspect(p, self))
-                    has_reported_option = bool(problem)
-                if path == item.partner and not problem:
-                    check = partial(readers.check_pair, item.path)
-                    ((_, problem),) = files.try_each([path], check)
-                yield path, problem
+            ((path, problem),) = files.try_each([item.path], readers.check)
+            is_sound = not problem
+            if is_sound and not has_reported_option and readers.fits(path, picture):
+                ((_, problem),) = files.try_each([path], lambda p: picture.inspect(p, self))
+                has_reported_option = bool(problem)
+            yield path, problem
+            if item.partner:
+                check_partner = partial(readers.check_partner, item.path, item.target)
+                check = check_partner if is_sound else readers.check
+                yield from files.try_each([item.partner], check)
 
     def find(self) -> Listing:
         """List, check and split the files; skip or reject damaged ones, by `bad_examples`."""
@@ -214,10 +214,10 @@ class Folder(Form, Dataset):
         items = find_items(path, self.patient)
         kind = self._find_kind(items)
         self._require_options(kind, items[0].path)
-        if items[0].target == "mask" and kind.mask is None:
-            raise UserError(f"{items[0].partner}: is a mask, but a {kind.name} can have none.")
+        if items[0].partner:
+            readers.require_partner_kind(kind, items[0].target, items[0].partner)
         if items[0].target == "reference":
-            self._require_images(kind, items[0].partner)
+            self._require_options_of_references()
         checked = list(files.read_each(items, partial(self._check, kind), self.bad_examples))
         require(bool(checked), "dataset.path", path, "contains no readable file")
         facts = [file_facts for _, file_facts in checked]
@@ -292,10 +292,8 @@ class Folder(Form, Dataset):
         rule = f"is for images, as dataset.deviation is: {reason}"
         require(kind.is_image or has_default, "dataset.mean", self.mean, rule)
 
-    def _require_images(self, kind: Kind, first: Path | None) -> None:
-        """Reject references that are not grey images, or are too small for SSIM."""
-        if not kind.is_image:
-            raise UserError(f"{first}: is a reference, but a {kind.name} can have none.")
+    def _require_options_of_references(self) -> None:
+        """Reject references that are not grey, or are too small for SSIM."""
         rule = f"must be at least {SSIM_WINDOW}, the side of SSIM's window, for references"
         require(self.size >= SSIM_WINDOW, "dataset.size", self.size, rule)
         require(self.channels == 1, "dataset.channels", self.channels, "must be 1 for references")

@@ -439,6 +439,9 @@ def kind_of(path: Path) -> Kind:
     return COMPLEX_VOLUME if kind is VOLUME and nifti.read_header(path).is_complex else kind
 
 
+ANY_PICTURE = Form(size=8, window=[0, 2**16])  # with a window, as some pictures need
+
+
 def check(path: Path) -> None:
     """Read a whole file, with any size, rate, number of channels and depth, to detect damage."""
     kind = kind_of(path)
@@ -456,21 +459,41 @@ def check(path: Path) -> None:
     elif kind in (VOLUME, COMPLEX_VOLUME):
         (nifti.read if kind is VOLUME else nifti.read_complex)(path)
     else:
-        kind.read(path, Form(size=8, window=[0, 2**16]))
+        kind.read(path, ANY_PICTURE)
 
 
-def check_pair(image: Path, partner: Path) -> None:
-    """Reject a mask or reference with another extent or position than its image."""
-    image_facts = _read_place(image)
-    require_same_place(partner, _read_place(partner), image_facts)
+def check_partner(image: Path, target: str, partner: Path) -> None:
+    """Read a whole mask or reference; reject one that does not fit its image, as a run does.
+
+    Args:
+        image: path of the image.
+        target: "mask" or "reference".
+        partner: path of the mask or reference.
+    """
+    kind = kind_of(image)
+    partner_kind = require_partner_kind(kind, target, partner)
+    facts = inspect(partner, partner_kind, ANY_PICTURE)
+    is_volume = kind in (VOLUME, COMPLEX_VOLUME)  # with any number of channels
+    image_facts = Facts(volume=nifti.read_header(image)) if is_volume else None
+    require_same_place(partner, facts, image_facts or kind.inspect(image, ANY_PICTURE))
+    if partner_kind.is_mask:
+        partner_kind.read(partner, ANY_PICTURE)
+    else:
+        check(partner)
 
 
-def _read_place(path: Path) -> Facts:
-    """Return the facts that `require_same_place` compares."""
-    kind = kind_of(path)
-    if kind in (VOLUME, COMPLEX_VOLUME):
-        return Facts(volume=nifti.read_header(path))
-    return inspect(path, kind, Form())
+def require_partner_kind(kind: Kind, target: str, partner: Path | None) -> Kind:
+    """Return the kind of the masks or references of files of a kind, if it may have any.
+
+    Args:
+        kind: kind of the files.
+        target: "mask" or "reference".
+        partner: path of the first mask or reference, for the error.
+    """
+    partner_kind = kind.mask if target == "mask" else kind
+    if partner_kind is None or not (partner_kind.is_mask or kind.is_image):
+        raise UserError(f"{partner}: is a {target}, but a {kind.name} can have none.")
+    return partner_kind
 
 
 def inspect(path: Path, kind: Kind, form: Form) -> Facts:
