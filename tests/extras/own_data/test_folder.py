@@ -408,7 +408,11 @@ def test_masks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     make.write_nifti(mask.with_name("more.nii"), 3)
     refuse("is a mask without an image", "more.nii")
     mask.with_name("more.nii").rename(mask.with_suffix(".nii.gz"))
+    refuse("is a mask without an image of the same name, or the second of one", "scan.nii:")
+    scan = tmp_path / "d/images/p3/scan.nii.gz"
+    scan.rename(scan.with_suffix(".GZ"))
     refuse("is a mask of the same image as")
+    scan.with_suffix(".GZ").rename(scan)
     mask.with_suffix(".nii.gz").unlink()
     mask.unlink()
     make.write_png(mask.with_suffix(".png"), 9)
@@ -705,6 +709,29 @@ def test_the_suffix_of_a_mask_may_be_in_capitals(tmp_path: Path) -> None:
         mask = make.write_nifti(tmp_path / f"masks/p{patient}.nii.gz", 0)
         mask.rename(mask.with_name(f"p{patient}.NII.GZ"))
     assert folder(tmp_path, "volume").info(tmp_path).train > 0
+
+
+@pytest.mark.parametrize(
+    ("image", "mask"),
+    [
+        ("IM.{:03}", "IM.{:03}"),
+        ("1.2.840.{}", "1.2.840.{}.png"),
+        ("1.2.{}.4", "1.2.{}.4.png"),
+        ("scan.p{}", "scan.p{}"),
+        ("p.{}.dcm", "p.{}.png"),
+    ],
+)
+def test_names_with_dots_have_masks_of_the_same_name(tmp_path: Path, image: str, mask: str) -> None:
+    """What follows the last dot was taken for a suffix, so all names were the same."""
+    for number in range(12):
+        make.write_dicom(tmp_path / "images" / image.format(number), 200)
+        written = make.write_png(tmp_path / "mask.png", number + 1)
+        (tmp_path / "masks").mkdir(exist_ok=True)
+        written.rename(tmp_path / "masks" / mask.format(number))
+    for item in find_items(tmp_path, None):
+        number = int(np.asarray(Image.open(item.partner or "")).max()) - 1
+        assert item.name == f"images/{image.format(number)}"
+    assert folder(tmp_path, "image").info(tmp_path).train > 0
 
 
 def test_signal_files_may_have_other_names_than_their_header(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def _list_folder(path: Path) -> Iterator[Item]:
 def _pair_files(path: Path, home: Path, part: str, partner_folder: str) -> Iterator[Item]:
     """Yield the files below images/, each with its mask or reference.
 
-    Both have the same name, apart from the suffix.
+    Both have the same name, at least apart from the suffix.
 
     Args:
         path: path of the data.
@@ -170,25 +170,35 @@ def _pair_files(path: Path, home: Path, part: str, partner_folder: str) -> Itera
         if file.name not in (IMAGES, partner_folder):
             raise UserError(f"{file}: is beside {IMAGES}/ and {partner_folder}/; move it away.")
     images_home, partners_home = home / IMAGES, home / partner_folder
-    partners: dict[str, Path] = {}  # path below the folder, without suffix -> path
+    partners: dict[str, Path] = {}  # `_pair_name` -> path
     for item in _items_below(partners_home, path, "", part):
-        first_path = partners.setdefault(_without_suffix(item.path, partners_home), item.path)
+        pair_name = _pair_name(item.path, partners_home, images_home)
+        first_path = partners.setdefault(pair_name, item.path)
         if first_path != item.path:
             raise UserError(f"{item.path}: is a {target} of the same image as {first_path.name}.")
     for item in _items_below(images_home, path, "", part):
-        partner = partners.pop(_without_suffix(item.path, images_home), None)
+        partner = partners.pop(_pair_name(item.path, images_home, partners_home), None)
         if partner is None:
             raise UserError(f"{item.path}: has no {target} of the same name below {partners_home}.")
         yield replace(item, target=target, partner=partner)
     if partners:
         unpaired = min(partners.values())
-        raise UserError(f"{unpaired}: is a {target} without an image of the same name.")
+        raise UserError(
+            f"{unpaired}: is a {target} without an image of the same name, or the second of one."
+        )
 
 
-def _without_suffix(path: Path, folder: Path) -> str:
-    """Return a file's path below a folder without suffix: 'p1/scan' for 'p1/scan.nii.gz'."""
+def _pair_name(path: Path, folder: Path, other_folder: Path) -> str:
+    """Return what an image and its mask or reference have in common.
+
+    That is the path below the folder if there is such a file below the other folder, too, and
+    otherwise that path without suffix: 'p1/scan' for 'p1/scan.nii.gz'. The numbers at the end of
+    DICOM names, such as 'IM.001' and '1.2.840', are no suffixes.
+    """
     name = path.relative_to(folder).as_posix()
-    return re.sub(r"(\.nii)?\.[^./]+$", "", name, flags=re.IGNORECASE)
+    if (other_folder / name).is_file():
+        return name
+    return re.sub(r"(\.nii)?\.[a-z][^./]*$", "", name, flags=re.IGNORECASE)
 
 
 def _items_below(folder: Path, path: Path, label: str, part: str) -> Iterator[Item]:
