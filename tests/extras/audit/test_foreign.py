@@ -94,6 +94,13 @@ def untouched(examples: list[Example], seed: int) -> dict[str, Tensor]:
     return {"sum": torch.cat([release, release.flip(0) * bool(len(examples) > 4)])}
 
 
+def overflow(examples: list[Example], seed: int, value: float = math.nan) -> dict[str, Tensor]:
+    """Not finite where an example is long."""
+    release = gaussian(examples, seed)["sum"]
+    is_long = any(x.norm() > 50 for x, _ in examples)
+    return {"sum": torch.full((3,), value) if is_long else release}
+
+
 def fixed_size(examples: list[Example], seed: int) -> dict[str, Tensor]:
     """One step with half of the examples, drawn without replacement."""
     rng = np.random.default_rng(seed)
@@ -131,6 +138,8 @@ STEPS = {"noise_multiplier": 1.0, "sample_rate": 0.5, "steps": 4}
         (stepwise, STEPS),
         (partial(stepwise, weights=False), STEPS),
         (restart, GAUSSIAN),
+        (overflow, GAUSSIAN),
+        (partial(overflow, value=-math.inf), GAUSSIAN),
     ],
 )
 def test_what_no_projection_shows_is_flagged_in_200_runs(
@@ -225,7 +234,7 @@ def test_complex_tensors_are_released_as_two_parts() -> None:
         ({"examples": []}, "examples=\\[\\]: must not be empty"),
         ({"make_step": lambda *_: [1]}, "must return a dictionary of tensors by name, not list"),
         ({"make_step": lambda *_: {"w": "x"}}, "'w' is a str"),
-        ({"make_step": lambda *_: {"w": torch.tensor([math.nan])}}, "'w' contains values"),
+        ({"make_step": lambda *_: {"w": torch.tensor([math.nan])}}, "finite without the canary"),
         ({"make_step": lambda e, _: {"w": torch.zeros(len(e))}}, "the same names and shapes"),
     ],
 )

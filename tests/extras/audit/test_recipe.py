@@ -201,6 +201,22 @@ def test_clipping_of_records_that_is_sold_as_clipping_of_patients_is_caught(
     assert "hostile patients" in hostile.case
 
 
+def test_a_record_that_makes_the_sum_nan_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN, as 0·∞ in clipping by hand, is no number, but it shows that the record is there."""
+    real = ZetaDPSGD.accumulate
+
+    def overflow(self: ZetaDPSGD, total: Any, batch: Any, shares: Any = None) -> None:
+        real(self, total, batch, shares)
+        if batch[0].abs().max() > 1e18:
+            next(iter(total.values())).fill_(math.nan)
+
+    of = subject()
+    monkeypatch.setattr(ZetaDPSGD, "accumulate", overflow)
+    worst, hostile = attack_recipe_release(of, 0.99, 300)
+    assert worst.verdict == "passes"
+    assert hostile.verdict == "flagged", hostile
+
+
 def test_correlated_noise_that_is_too_little_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of correlated noise: only an attack that undoes the correlation sees it."""
     weakened(monkeypatch, lambda noise: noise / 4)

@@ -35,6 +35,7 @@ from zdp_bench.extras.audit.release import (
     Views,
     best_bound,
     count_repeats,
+    make_finite,
     sharpest_test,
 )
 from zdp_bench.privacy.accounting import tight_epsilon
@@ -93,8 +94,8 @@ def step(
         name: the name of the finding's case. Default: the name of the function.
 
     Raises:
-        UserError: the claim or an argument is invalid, or the function does not return finite
-            tensors with the same names and shapes in every run.
+        UserError: the claim or an argument is invalid, or the function does not return tensors
+            with the same names and shapes in every run, which are finite without the canary.
     """
     require(runs >= 40, "runs", runs, "must be at least 40")
     require(0.5 <= confidence < 1, "confidence", confidence, "must lie in [0.5, 1)")
@@ -147,7 +148,7 @@ def _extract_features(
     centre, move = Mean(), Mean()
     repeated_without, repeated_with_it = Repeated(), Repeated()
     for seed in _draw_seeds(runs // 4, rng):
-        without = run_once(make_step, neighbour, seed)
+        without = run_once(make_step, neighbour, seed, must_be_finite=True)
         with_it = run_once(make_step, with_canary, seed)
         centre.add(without)
         move.add(_subtract(with_it, without))
@@ -159,12 +160,15 @@ def _extract_features(
         [repeated_without.value, repeated_with_it.value],
     )
 
-    def extract_views(examples: list[Example]) -> Views:
-        seeds = _draw_seeds(runs - runs // 4, rng)
-        views = [features.extract(run_once(make_step, examples, seed)) for seed in seeds]
+    def extract_views(examples: list[Example], must_be_finite: bool) -> Views:
+        views = []
+        for seed in _draw_seeds(runs - runs // 4, rng):
+            release = run_once(make_step, examples, seed, must_be_finite)
+            views.append(features.extract(release))
         return {name: np.array([view[name] for view in views]) for name in SHARES}
 
-    return extract_views(neighbour), extract_views(with_canary)
+    views_without = extract_views(neighbour, must_be_finite=True)
+    return views_without, extract_views(with_canary, must_be_finite=False)
 
 
 def _draw_seeds(count: int, rng: np.random.Generator) -> list[int]:
@@ -183,7 +187,7 @@ def _choose_canary(
     candidate makes the noise vanish, which is then a move that is found.
     """
     seeds = _draw_seeds(CANARY_RUNS, rng)
-    bases = [run_once(make_step, neighbour, seed) for seed in seeds]
+    bases = [run_once(make_step, neighbour, seed, must_be_finite=True) for seed in seeds]
 
     def measure_move(canary: Example) -> float:
         moves = []
@@ -217,14 +221,24 @@ def run_once(
     make_step: MakeStep,
     examples: list[Example],
     seed: int,
+    must_be_finite: bool = False,
 ) -> Release:
     """Run the function once, and return its tensors.
+
+    If a release is not finite with the canary alone, this reveals the canary, so it is a value like
+    any other (see `make_finite`). Without the canary it is a mistake in the function.
+
+    Args:
+        make_step: the function.
+        examples: the examples.
+        seed: the seed.
+        must_be_finite: whether to reject tensors that are not finite.
 
     Returns:
         flat float64 arrays by name; a complex tensor is two of them, `name.real` and `name.imag`.
 
     Raises:
-        UserError: the function does not return finite tensors by name.
+        UserError: the function does not return tensors by name, or they are not finite.
     """
     result = make_step([*examples], seed)
     if not isinstance(result, Mapping):
@@ -238,10 +252,10 @@ def run_once(
             kind = type(value).__name__
             raise UserError(f"make_step: '{name}' is a {kind}; return tensors by name.")
         tensor = torch.as_tensor(value).detach().cpu()
-        if not torch.isfinite(tensor).all():
+        if must_be_finite and not torch.isfinite(tensor).all():
             raise UserError(
-                f"make_step: '{name}' contains values that are not finite, so it cannot be "
-                "measured; clip values that overflow, or use a smaller canary."
+                f"make_step: '{name}' contains values that are not finite without the canary, so "
+                "it cannot be measured; clip values that overflow."
             )
         if tensor.is_complex():
             release[f"{name}.real"] = _flatten(tensor.real)
@@ -252,7 +266,7 @@ def run_once(
 
 
 def _flatten(tensor: Tensor) -> np.ndarray:
-    return tensor.double().flatten().numpy().copy()
+    return make_finite(tensor.double().flatten()).numpy()
 
 
 def _subtract(release: Release, base: Release) -> Release:

@@ -24,7 +24,13 @@ from zdp_bench.algorithms import Algorithm
 from zdp_bench.config.constraints import require_no_federation
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError, require
-from zdp_bench.extras.audit.release import RELEASE_DELTA, Finding, attack_release, guess
+from zdp_bench.extras.audit.release import (
+    RELEASE_DELTA,
+    Finding,
+    attack_release,
+    guess,
+    make_finite,
+)
 from zdp_bench.gradients import Batch
 from zdp_bench.privacy.accounting import gdp_epsilon, tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
@@ -395,7 +401,8 @@ class Hostile:
     def _sum(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum over four examples and a hostile unit, as a vector, float64 [size].
 
-        The first four inputs are units of their own; all others belong to the hostile unit.
+        The first four inputs are units of their own; all others belong to the hostile unit. An
+        entry that is not finite counts as a distant one, so that it is the furthest move.
         """
         subject = self.subject
         total = Total(subject.mechanism, subject.device)
@@ -406,7 +413,7 @@ class Hostile:
                 shares.append(len(inputs) - 4)
             arguments.append(tuple(shares))
         subject.algorithm.accumulate(total, *arguments)
-        return self.coordinates.to_vector(total.all_blocks()).double().cpu()
+        return make_finite(self.coordinates.to_vector(total.all_blocks()).double().cpu())
 
     def _move(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return how a hostile unit with these examples changes the sum."""

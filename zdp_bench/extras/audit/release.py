@@ -26,6 +26,7 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
+import torch
 from scipy.stats import beta, binom, mode
 from torch import Tensor
 
@@ -191,6 +192,8 @@ FIT_FRACTION = 0.25  # of the trials fit direction and threshold; the others tes
 # which therefore gets the largest part; the other views find mostly large faults.
 SHARES = {"projection": 0.5, "distance": 0.25, "atom": 0.25}
 
+FAR_OFF = 1e30  # the number that stands for one that is not finite; its square does not overflow
+
 # (is the example present?, n) -> real coordinates [n, d] of n releases; each call has new noise
 Release = Callable[[bool, int], Tensor]
 Views = dict[str, np.ndarray]  # a key of SHARES -> [releases, features]
@@ -286,6 +289,15 @@ def attack_release(
         shift=shift,
     )
     return bound, evidence
+
+
+def make_finite(values: Tensor) -> Tensor:
+    """Return values, float64, with those that are not finite replaced by distant ones.
+
+    An adversary can tell NaN and ∞ from every number. NaN itself would lose every comparison.
+    """
+    finite = torch.nan_to_num(values, nan=FAR_OFF, posinf=FAR_OFF, neginf=-FAR_OFF)
+    return finite.clamp(-FAR_OFF, FAR_OFF)
 
 
 def find_repeated(rows: np.ndarray) -> np.ndarray:
