@@ -222,8 +222,14 @@ def test_the_loudest_candidate_is_the_canary() -> None:
 
 def test_complex_tensors_are_released_as_two_parts() -> None:
     flat = run_once(lambda *_: {"w": torch.tensor([[1 + 2j, 3j]]), "n": torch.tensor(4)}, [], 0)
-    values = {name: value.tolist() for name, value in flat.items()}
-    assert values == {"w.real": [1.0, 0.0], "w.imag": [2.0, 3.0], "n": [4.0]}
+    values = {key: value.tolist() for key, value in flat.items()}
+    assert values == {("w", "real"): [1.0, 0.0], ("w", "imag"): [2.0, 3.0], ("n", ""): [4.0]}
+
+
+def test_a_part_of_a_complex_tensor_hides_no_tensor_of_that_name() -> None:
+    release = {"w.real": torch.tensor(4.0), "w": torch.tensor([1 + 2j])}
+    flat = run_once(lambda *_: release, [], 0)
+    assert sorted(float(value[0]) for value in flat.values()) == [1.0, 2.0, 4.0]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,9 @@ from zdp_bench.privacy.noise import stream
 Example = tuple[Any, Any]
 # (examples, seed) -> the released tensors, by name
 MakeStep = Callable[[list[Example], int], Mapping[str, Tensor]]
-Release = dict[str, np.ndarray]  # each float64, [entries]
+# a tensor's name, and "real" or "imag" if it is a part of a complex tensor, else ""
+Key = tuple[str, str]
+Release = dict[Key, np.ndarray]  # each float64, [entries]
 
 RUNS = 400  # of each neighbour
 CANARY_RUNS = 4  # pairs of runs that try a candidate for the canary
@@ -235,7 +237,7 @@ def run_once(
         must_be_finite: whether to reject tensors that are not finite.
 
     Returns:
-        flat float64 arrays by name; a complex tensor is two of them, `name.real` and `name.imag`.
+        flat float64 arrays; a complex tensor is two of them, the real and the imaginary part.
 
     Raises:
         UserError: the function does not return tensors by name, or they are not finite.
@@ -258,10 +260,10 @@ def run_once(
                 "it cannot be measured; clip values that overflow."
             )
         if tensor.is_complex():
-            release[f"{name}.real"] = _flatten(tensor.real)
-            release[f"{name}.imag"] = _flatten(tensor.imag)
+            release[name, "real"] = _flatten(tensor.real)
+            release[name, "imag"] = _flatten(tensor.imag)
         else:
-            release[name] = _flatten(tensor)
+            release[name, ""] = _flatten(tensor)
     return release
 
 
@@ -314,13 +316,13 @@ class Features:
         directions: the mean move in each tensor, normalised to length 1 in each feature.
         centre: the mean release without the canary.
         repeated: each entry's repeated value, without the canary and with it; see `Repeated`.
-        feature_of: the index of the feature that a tensor's projection adds to, by name.
+        feature_of: the index of the feature that a tensor's projection adds to.
     """
 
     directions: Release
     centre: Release
     repeated: Sequence[Release]
-    feature_of: dict[str, int]
+    feature_of: dict[Key, int]
 
     @staticmethod
     def towards(
