@@ -571,6 +571,26 @@ def test_fewer_trials_than_were_made_lower_no_epsilon(tmp_path: Path) -> None:
     assert len(records.read_all(tmp_path)) == 2
 
 
+def test_a_failed_trial_is_not_forgotten_by_a_call_with_fewer_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third call ran it again, with new noise, and the search's ε rose."""
+    refuse = evaluation.refuse_divergence
+
+    def diverge(finite: bool, epoch: Any, step: int, rate: Any) -> None:
+        refuse(finite and rate != 1, epoch, step, rate)
+
+    monkeypatch.setattr("zdp_bench.training.run.refuse_divergence", diverge)
+    words = ["optimizer.lr=0.1,1", "privacy.secure=true"]
+    first, fewer, again = (
+        carry_out(tmp_path, *words, sampler="grid", trials=trials) for trials in (2, 1, 2)
+    )
+    assert [trial["state"] for trial in first["trials"]] == ["done", "failed"]
+    assert fewer | {"asked": 2} == again == first
+    ledgers = tmp_path.glob("runs/*/*/ledger.jsonl")
+    assert [len(steps_in(ledger)) for ledger in ledgers] == [STEPS, STEPS]
+
+
 def test_the_command_says_what_was_spent_and_refuses_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

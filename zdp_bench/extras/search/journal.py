@@ -61,11 +61,10 @@ class Journal:
         """Return the trials so far, and the saved ones that this process has not come to yet.
 
         The saved ones stay listed, so that their runs still belong to the search if this process is
-        killed before it comes to them.
+        killed before it comes to them, or is asked for fewer trials.
         """
-        numbers_not_reached = range(len(self.trials) + 1, self.options.trials + 1)
-        not_reached = [self.saved_trials[n] for n in numbers_not_reached if n in self.saved_trials]
-        return [*self.trials, *not_reached]
+        numbers_not_reached = sorted(n for n in self.saved_trials if n > len(self.trials))
+        return [*self.trials, *(self.saved_trials[n] for n in numbers_not_reached)]
 
     def list_folders_except(self, number: int) -> set[Path]:
         """Return the folders of the listed trials' runs, without the trial of this number."""
@@ -113,7 +112,8 @@ def make_record(journal: Journal) -> Document:
     """
     options, config, data = journal.options, journal.config, journal.data
     trials = journal.list_trials()
-    finished = [trial for trial in trials if trial["state"] != "open"]
+    asked = range(1, options.trials + 1)
+    finished = [t for t in trials if t["trial"] in asked and t["state"] != "open"]
     best = _find_best(trials, journal.metric)
     runs = read_spendings_of_recipe(config, data)
     delta = config.privacy.delta
@@ -130,7 +130,7 @@ def make_record(journal: Journal) -> Document:
         "searched": {key: str(values) for key, values in options.searched.items()},
         "sampler": options.sampler,
         "asked": options.trials,
-        "finished": len(finished) >= options.trials,
+        "finished": len(finished) == options.trials,
         "metric": journal.metric.name,
         "direction": direction(journal.metric),
         "data": {
