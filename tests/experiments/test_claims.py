@@ -78,9 +78,22 @@ def test_no_claimed_recipe_depends_on_a_default_of_the_configuration(
 
 
 def test_a_record_of_a_data_set_with_other_options_fills_nothing(tmp_path: Path) -> None:
-    for seed, dataset in enumerate(({"name": "fashion_mnist", "old": 1}, {"name": "gone"})):
+    datasets: list[Any] = [{"name": "fashion_mnist", "old": 1}, {"name": "gone"}]
+    datasets += [{"name": "fashion_mnist", "validation_share": 7}]  # below: no table was built
+    datasets += [
+        {"name": "synthetic_images", "shape": None},
+        {"name": 5},
+        {"validation_share": 0.1},
+    ]
+    for seed, dataset in enumerate(datasets):
         save(tmp_path, record("mnist", seed, config={"dataset": dataset}))
     assert not [filling for filling in claims.fillings(TABLE, tmp_path) if filling.substitute]
+
+
+def test_a_data_set_on_which_a_job_cannot_run_is_left_out() -> None:
+    """A table ended with a sentence on privacy.unit, which nobody had typed."""
+    composed = to_plain(compose(["recipe=icu_patients"]))
+    assert not claims.digests_on([{"name": "mnist"}], composed)  # of a run per example, say
 
 
 def test_other_data_is_found_by_the_digest_of_the_recipe_with_it(tmp_path: Path) -> None:

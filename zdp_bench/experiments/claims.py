@@ -12,6 +12,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -275,8 +276,10 @@ def on_other_data(
     for run in all_records:
         if run.recipe in recipes:
             datasets = used_datasets.setdefault(run.recipe, [])
-            dataset = run.config.get("dataset", {})
-            if dataset and dataset not in datasets:
+            dataset: Any = run.config.get("dataset")
+            # A record may be foreign, so its data set may be anything.
+            is_named = isinstance(dataset, dict) and isinstance(dataset.get("name"), str)
+            if is_named and dataset not in datasets:
                 datasets.append(dataset)
     own_datasets: dict[str, list[dict[str, Any]]] = {}  # by recipe; several if it sweeps over folds
     for job in jobs:
@@ -300,6 +303,9 @@ def digests_on(
 ) -> dict[str, str]:
     """Return the label of each data set by the experiment digest of a job on it.
 
+    A data set on which the job cannot run has no digest: a record of the recipe on this data set
+    also differs in other keys.
+
     Args:
         datasets: configuration of each data set.
         composed: configuration of the job.
@@ -314,8 +320,9 @@ def digests_on(
         for key, value in dataset.items():
             if value != defaults_of_dataset[key]:
                 options.append(write_word(key, value))
-        digest = experiment_digest(check({**composed, "dataset": dataset}))
-        labels[digest] = ", ".join([dataset["name"], *options])
+        with suppress(UserError):
+            digest = experiment_digest(check({**composed, "dataset": dataset}))
+            labels[digest] = ", ".join([dataset["name"], *options])
     return labels
 
 
