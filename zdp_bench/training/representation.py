@@ -55,15 +55,25 @@ def shares_data(trained_on: str, private: str) -> bool:
     """Return True if the stated training data of weights may be the private data set.
 
     The name of a data set stands for the data set and what it reads by its card. Any other text,
-    such as 'Fashion MNIST, train', matches if one name contains the other.
+    such as 'Fashion MNIST, train', matches if one name contains the other. 'folder' is the name of
+    anyone's own data, so it matches no text.
     """
     public, own = _plain(trained_on), _plain(private)
-    uses = {_plain(card.name): _plain(card.uses) for card in cards()}
-    names = {public, uses.get(public) or public}
-    own_names = {own, uses.get(own) or own}
-    if public in uses and own in uses:
-        return not names.isdisjoint(own_names)
-    return any(a in b or b in a for a, b in itertools.product(names, own_names))
+    uses = {_plain(card.name): card.uses for card in cards()}
+    names = {trained_on, uses.get(public) or trained_on}
+    own_names = {private, uses.get(own) or private}
+    if own == "folder" or (public in uses and own in uses):
+        return not {*map(_plain, names)}.isdisjoint(map(_plain, own_names))
+    return any(_contains(a, b) or _contains(b, a) for a, b in itertools.product(names, own_names))
+
+
+def _contains(text: str, name: str) -> bool:
+    """Return True if a text contains a name, in any spelling; 'CIFAR-100' has no 'cifar10'."""
+    letters = _plain(name)
+    pattern = r"[\W_]*".join(letters)
+    if letters[-1:].isdigit():
+        pattern += r"(?!\d)"
+    return re.search(pattern, text.lower()) is not None
 
 
 def _plain(name: str) -> str:

@@ -256,6 +256,8 @@ def test_weights_trained_on_the_private_data_are_refused(tmp_path: Path) -> None
     ("trained_on", "private", "shared"),
     [
         ("CIFAR-10", "cifar10", True),
+        ("cifar 10, 100 epochs", "cifar10", True),
+        ("CIFAR-100", "cifar10", False),
         ("Fashion MNIST, train", "fashion_mnist", True),
         ("chest_xray/train", "chest_xray", True),
         ("phasemnist", "mnist", True),
@@ -263,6 +265,8 @@ def test_weights_trained_on_the_private_data_are_refused(tmp_path: Path) -> None
         ("fashion_mnist", "mnist", False),
         ("imagenet", "cifar10", False),
         ("医学影像", "folder", False),
+        ("a folder of public photographs", "folder", False),
+        ("folder", "folder", True),
         ("Фото", "chest_xray", False),
     ],
 )
