@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,6 +85,16 @@ def test_the_path_of_the_file_names_it_too(
         assert shown in out
 
 
+@pytest.mark.parametrize("script", ["statistics.py", "statistics", "./my.script.py"])
+def test_a_script_of_any_name_is_the_file_in_the_folder(
+    capsys: pytest.CaptureFixture[str], folder: Path, script: str
+) -> None:
+    """Python's own module of the name was audited, and a dot was taken for a package."""
+    (folder / f"{script.removesuffix('.py')}.py").write_text(SCRIPT)
+    assert command(capsys, "audit", f"{script}:right", "--runs=40")[0] == 0
+    assert sys.modules["statistics"] is statistics
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -91,7 +102,9 @@ def test_the_path_of_the_file_names_it_too(
         (["recipe=quickstart", "--steps", "0"], "--steps=0: must be at least 1"),
         (["recipe=quickstart", "algorithm.noise_multiplier=0"], "its ε is ∞"),
         (["no_such_script:right"], "module 'no_such_script' not found"),
-        (["./none.py:right"], "module 'none' not found"),
+        (["./none.py:right"], "./none.py: there is no such file"),
+        ([":right"], "is neither the name of a module nor the path"),
+        (["..own_training:right"], "is neither the name of a module nor the path"),
         (["own_training:rigth"], "function 'rigth' is not known. Did you mean 'right'"),
         (["lacks_claim:right"], "lacks_claim: CLAIMED is not defined"),
         (["lacks_package:right"], "module 'no_such_package' not found"),

@@ -12,6 +12,7 @@ file. In addition to the function, it defines
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -59,13 +60,38 @@ def audit_script(
 
 
 def _import(name: str) -> ModuleType:
-    folder = Path.cwd()
-    if name.endswith(".py"):
-        folder = Path(name).resolve().parent
-        name = Path(name).stem
+    """Import a script by its path, or a module by its name; a file in the current folder is first.
+
+    A file is loaded by its path, because a module of its name, such as Python's own `statistics`,
+    may have been imported already.
+    """
+    is_path = name.endswith(".py")
+    if not is_path and not all(part.isidentifier() for part in name.split(".")):
+        raise UserError(
+            f"{name}: is neither the name of a module nor the path of a .py file, as in "
+            "my_script:make_step."
+        )
+    path = Path(name if is_path else f"{name}.py").absolute()
+    if is_path and not path.is_file():
+        raise UserError(f"{name}: there is no such file.")
+    folder = path.resolve().parent
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))  # as `python my_script.py` does
     try:
+        if path.is_file():
+            return _load(path)
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise UserError(f"{name}: module '{error.name}' not found in {folder}.") from None
+
+
+def _load(path: Path) -> ModuleType:
+    """Load a file as a module, which gets the file's name unless another module has it."""
+    name = path.stem if path.stem not in sys.modules else str(path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
