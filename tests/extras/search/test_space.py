@@ -59,6 +59,8 @@ def test_a_trials_words_are_what_a_run_takes() -> None:
         ("optimizer.lr=tag(log,choice(1,2))", "give an interval"),
         ("optimizer.lr=range(2,2)", "is an empty range"),
         ("optimizer.lr=glob(a*)", "list the values"),
+        ("optimizer.lr=shuffle(0.1,0.2,0.3)", "Remove shuffle"),
+        ("optimizer.lr=shuffle(range(1,4))", "Remove shuffle"),
         ("optimizer.lr=1", "no key has several values"),
         ("optimizer.lr=choice(1", "close every bracket"),
     ],

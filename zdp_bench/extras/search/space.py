@@ -216,6 +216,11 @@ def _distribution_of(override: Override) -> BaseDistribution:
         UserError: the sweep is neither an interval nor a list of values, or it is empty.
     """
     sweep, line = override.value(), override.input_line
+    if getattr(sweep, "shuffle", False):
+        raise UserError(
+            f"{line}: each call would have another order of the values, and so be another search. "
+            "Remove shuffle: --sampler random draws the values in random order."
+        )
     log = "log" in getattr(sweep, "tags", set())
     if isinstance(sweep, IntervalSweep):
         low, high = sweep.start, sweep.end
