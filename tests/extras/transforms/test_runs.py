@@ -19,6 +19,7 @@ from zdp_bench.experiments.validate import validate
 from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.loading import find_representation, predict_file
 from zdp_bench.extras.sharing.verification import verify
+from zdp_bench.extras.transforms.patches import Patches
 from zdp_bench.representations import (
     NUM_COMPARED,
     NUM_PROBES,
@@ -307,11 +308,28 @@ def test_what_is_exported_takes_raw_examples(tmp_path: Path) -> None:
     assert "public transform `scattering`" in (tmp_path / "model" / "README.md").read_text()
 
 
+def test_no_weights_are_computed_for_a_record_that_its_model_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`load` generated 65,536 pictures before it compared anything."""
+    words = ["recipe=mnist", "representation=patches", "representation.pictures=65536"]
+    config = configured(words)
+    described = build_representation(config, (28, 28), torch.float32, fit=False).described()
+    monkeypatch.setattr(Patches, "fit", lambda _: pytest.fail("computes its weights"))
+    example = {"input_shape": [100]}
+    record = {"representation": described | {"digest": "0" * 64}, "data": {"example": example}}
+    with pytest.raises(UserError, match="weights or the version"):
+        find_representation(tmp_path, config, record)
+    record["representation"] = described
+    with pytest.raises(UserError, match=r"takes examples of \[100\], but .* gives \[768, 3, 3\]"):
+        find_representation(tmp_path, config, record)
+
+
 def test_no_path_of_a_stranger_s_record_is_opened(tmp_path: Path) -> None:
     more = ("representation.trained_on=birds", "representation.resize=32")
     config = configured(network_of_own_weights(tmp_path, *more))
     described = build_representation(config, (28, 28), torch.float32).described()
-    record = {"representation": described}
+    record = {"representation": described, "data": {"example": {"input_shape": [256]}}}
     with pytest.raises(UserError, match="Paths in a record are never opened"):
         find_representation(tmp_path, config, record)
     copy = (tmp_path / "w.pth").rename(tmp_path / "copy.pth")

@@ -200,6 +200,7 @@ def test_weights_come_from_a_file_that_says_what_trained_it(tmp_path: Path) -> N
     ("name", "shape", "options", "sentence"),
     [
         ("scattering", (4, 28), {}, "representation.J=2: 2.J must be less than the 4"),
+        ("scattering", (1024, 1024), {"J": 8, "L": 64}, "512 wavelets of .* more than 1 GiB"),
         ("scattering", (100,), {}, "takes examples of 2 dimensions"),
         ("network", (100,), {}, "takes pictures"),
         ("network", (8, 8), {"pool": False, "mirror": True}, "needs representation.mirror=false"),

@@ -27,7 +27,7 @@ from zdp_bench.foreign_files import expect, reading
 from zdp_bench.library import starts
 from zdp_bench.records import Document
 from zdp_bench.registry import lookup
-from zdp_bench.representations import NO_FILE, Representation, Represented
+from zdp_bench.representations import NO_FILE, Representation, Represented, fit_weights
 from zdp_bench.tasks import Task
 from zdp_bench.training.build import build_model, leave_compiler
 from zdp_bench.training.evaluation import forward
@@ -121,6 +121,9 @@ def find_representation(
 ) -> Representation | None:
     """Return the representation that a record's model was trained on, or None.
 
+    Weights that are computed, which may take minutes, are computed only if all else is as the
+    record states and fits the model, whose weights are in the folder.
+
     Args:
         folder: the exported model, for error messages.
         config: the record's configuration.
@@ -150,14 +153,23 @@ def find_representation(
             )
         options = chosen.options | {"weights": str(weights)}
         config = replace(config, representation=Plugin(chosen.name, options))
-    shape, dtype = files.raw_example(record)
-    representation = build_representation(config, shape, files.dtype_of(dtype) or torch.float32)
+    shape, dtype_name = files.raw_example(record)
+    dtype = files.dtype_of(dtype_name) or torch.float32
+    representation = build_representation(config, shape, dtype, fit=False)
     if representation.digest != recorded.get("digest"):
         raise UserError(
             f"{folder / files.RECORD}: its model was trained on a representation with digest "
             f"{str(recorded.get('digest'))[:16]}, but representation={representation.name} now has "
             f"{representation.digest[:16]}: the weights or the version of zdp-bench differ."
         )
+    input_shape = list(record["data"]["example"]["input_shape"])
+    if list(representation.gives) != input_shape:
+        raise UserError(
+            f"{folder / files.RECORD}: its model takes examples of {input_shape}, but "
+            f"representation={representation.name} gives {list(representation.gives)}; copy the "
+            "folder again."
+        )
+    fit_weights(representation.module)
     return representation
 
 

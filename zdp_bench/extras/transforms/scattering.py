@@ -28,6 +28,7 @@ from zdp_bench.extras.transforms.normalisation import Normalise, normalise_each
 from zdp_bench.registry import register
 
 Output = Literal["modulus", "complex"]
+MAX_NUMBERS = 2**28  # of all wavelets together, 1 GiB in float32
 
 
 def gaussian_1d(
@@ -226,6 +227,8 @@ class Scattering(nn.Module):
         self.normalise, self.groups = normalise, groups
         deviation = 0.8 * 2 ** (J - 1)
         padded = [side + 2 * step for side in sides]
+        rule = f"the {J * L:,} wavelets of {padded} samples take more than 1 GiB; lower J or L"
+        require(J * L * math.prod(padded) <= MAX_NUMBERS, "representation.L", L, rule)
         phi = self._make_wavelets(padded, deviation, J, L)
         self.register_buffer("phi", phi.float())
         self.mirrored = self._mirrored_channels(L) if mirror else None
