@@ -226,6 +226,11 @@ def test_complex_tensors_are_released_as_two_parts() -> None:
     assert values == {("w", "real"): [1.0, 0.0], ("w", "imag"): [2.0, 3.0], ("n", ""): [4.0]}
 
 
+def test_a_sparse_tensor_is_released_with_its_zeros() -> None:
+    flat = run_once(lambda *_: {"w": torch.eye(2).to_sparse()}, [], 0)
+    assert flat["w", ""].tolist() == [1.0, 0.0, 0.0, 1.0]
+
+
 def test_a_part_of_a_complex_tensor_hides_no_tensor_of_that_name() -> None:
     release = {"w.real": torch.tensor(4.0), "w": torch.tensor([1 + 2j])}
     flat = run_once(lambda *_: release, [], 0)
@@ -238,6 +243,9 @@ def test_a_part_of_a_complex_tensor_hides_no_tensor_of_that_name() -> None:
         ({"runs": 10}, "runs=10: must be at least 40"),
         ({"confidence": 1.0}, "confidence=1.0: must lie in"),
         ({"examples": []}, "examples=\\[\\]: must not be empty"),
+        ({"examples": 5}, "examples: a value of type int was given, but a list is required"),
+        ({"examples": [(torch.ones(3), 1, 2)]}, "examples: must be pairs"),
+        ({"make_step": lambda *_: {"w": np.array(["a"])}}, "'w' contains no numbers"),
         ({"make_step": lambda *_: [1]}, "must return a dictionary of tensors by name, not list"),
         ({"make_step": lambda *_: {"w": "x"}}, "'w' is a str"),
         ({"make_step": lambda *_: {"w": torch.tensor([math.nan])}}, "finite without the canary"),
@@ -275,6 +283,9 @@ def test_a_mechanism_claims_its_tight_epsilon_for_every_delta() -> None:
         ({"noise_multiplyer": 1.0}, "claimed: give"),
         ({"epsilon": math.inf, "delta": 1e-5}, "claimed epsilon=inf"),
         ({"epsilon": 1.0, "delta": 0}, "claimed delta=0.0"),
+        ({"epsilon": "a", "delta": 1e-5}, "claimed epsilon: a value of type str"),
+        ({"epsilon": None, "delta": 1e-5}, "claimed epsilon: a value of type NoneType"),
+        ({"noise_multiplier": 1, "steps": 2.9}, "claimed steps=2.9: must be a whole number"),
         ({"noise_multiplier": 0}, "claimed noise_multiplier=0.0"),
         ({"noise_multiplier": 1, "sample_rate": 2}, "claimed sample_rate=2.0"),
     ],

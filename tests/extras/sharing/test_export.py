@@ -27,7 +27,7 @@ from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing.export import export
-from zdp_bench.extras.sharing.folder import read_shapes, read_weights, write_weights
+from zdp_bench.extras.sharing.folder import read_shapes, read_weights, write_sums, write_weights
 from zdp_bench.privacy.accounting import pld
 from zdp_bench.training.run import Outcome
 from zdp_bench.training.run_folder import command_of
@@ -227,6 +227,23 @@ def test_an_export_does_not_take_the_place_of_the_current_folder(
     assert {path.name for path in tmp_path.iterdir()} == {"here", "link"}
 
 
+def test_an_export_does_not_take_the_place_of_a_stranger_s(
+    finished: Outcome, tmp_path: Path
+) -> None:
+    """A record that is a list was a traceback."""
+    (tmp_path / "record.json").write_text("[]")
+    write_sums(tmp_path)
+    with pytest.raises(UserError, match="is not empty"):
+        export(finished.path.parents[3], "quickstart", tmp_path)
+
+
+def test_the_name_of_an_export_may_be_as_long_as_the_system_allows(
+    finished: Outcome, tmp_path: Path
+) -> None:
+    export(finished.path.parents[3], "quickstart", tmp_path / ("m" * 255))
+    assert wrong(tmp_path / ("m" * 255)) == {}
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_an_export_that_was_killed_can_be_repeated_and_none_takes_the_place_of_another(
     finished: Outcome, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
@@ -254,7 +271,7 @@ def test_an_export_that_was_killed_can_be_repeated_and_none_takes_the_place_of_a
     before = {path: path.stat().st_mtime_ns for path in model.iterdir()}
     write()  # the same export changes nothing
     assert {path: path.stat().st_mtime_ns for path in model.iterdir()} == before
-    assert not [*tmp_path.glob(".model*")]
+    assert not [*tmp_path.glob(".export*")]
     if own:
         with pytest.raises(UserError, match="is not empty"):
             private.export(model, metrics={"accuracy": 0.6})

@@ -60,6 +60,14 @@ def test_numbers_of_either_byte_order_are_read(tmp_path: Path, kind: str, order:
     assert inputs.numpy().dtype == np.dtype(kind)
 
 
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="is float64 on this machine")
+@pytest.mark.parametrize("kind", [np.longdouble, np.clongdouble])
+def test_numbers_that_torch_lacks_are_not_called_damaged(tmp_path: Path, kind: type) -> None:
+    np.save(tmp_path / "in.npy", np.zeros((1, 2, 3), kind))
+    with pytest.raises(UserError, match=r"contains .*; save it as float64 or complex128\.$"):
+        read_inputs({}, tmp_path / "in.npy")
+
+
 def test_inputs_that_do_not_fit_are_refused(exported: Path, of_loop: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "wide.npy", np.zeros((2, 9, 8)))
     np.save(tmp_path / "scalar.npy", np.float32(3))

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.errors import UserError, require
+from zdp_bench.errors import UserError, in_one_line, require, wrong_type
 from zdp_bench.extras.audit.release import (
     SHARES,
     Finding,
@@ -101,9 +101,8 @@ def step(
     """
     require(runs >= 40, "runs", runs, "must be at least 40")
     require(0.5 <= confidence < 1, "confidence", confidence, "must lie in [0.5, 1)")
-    require(len(examples) > 0, "examples", [], "must not be empty")
+    known = _list_examples(examples, must_be_pairs=canary is None)
     claim = StatedClaim.read(claimed, replaced=instead is not None)
-    known = [*examples]
     neighbour = known if instead is None else [*known, instead]
     rng = np.random.default_rng(stream(seed, "audit", "step"))
     # Thousands of runs would repeat one warning thousands of times.
@@ -132,6 +131,19 @@ def step(
         confidence=confidence,
         evidence=evidence,
     )
+
+
+def _list_examples(examples: Any, must_be_pairs: bool) -> list[Example]:
+    """Return the examples as a list; reject what is none, or has no pairs to choose a canary of."""
+    try:
+        known = [*examples]
+    except TypeError:
+        raise wrong_type("examples", examples, "a list", "[(x, y), ...]") from None
+    require(len(known) > 0, "examples", known, "must not be empty")
+    are_pairs = all(isinstance(each, tuple | list) and len(each) == 2 for each in known)
+    if must_be_pairs and not are_pairs:
+        raise UserError("examples: must be pairs (x, y); of other examples, give the canary.")
+    return known
 
 
 def _extract_features(
@@ -253,7 +265,12 @@ def run_once(
         if not isinstance(value, Tensor | np.ndarray | float | int):
             kind = type(value).__name__
             raise UserError(f"make_step: '{name}' is a {kind}; return tensors by name.")
-        tensor = torch.as_tensor(value).detach().cpu()
+        try:
+            tensor = torch.as_tensor(value).detach().cpu().to_dense()
+        except (TypeError, ValueError, RuntimeError) as error:  # an array of text, say
+            raise UserError(
+                f"make_step: '{name}' contains no numbers ({in_one_line(error)})."
+            ) from None
         if must_be_finite and not torch.isfinite(tensor).all():
             raise UserError(
                 f"make_step: '{name}' contains values that are not finite without the canary, so "
@@ -420,17 +437,20 @@ class StatedClaim:
         """
         keys = set(claimed) if isinstance(claimed, Mapping) else set()
         if keys == {"epsilon", "delta"}:
-            return StatedClaim._of_epsilon(float(claimed["epsilon"]), float(claimed["delta"]))
+            epsilon, delta = (_read_number(claimed, key) for key in ("epsilon", "delta"))
+            return StatedClaim._of_epsilon(epsilon, delta)
         if not {"noise_multiplier"} <= keys <= {"noise_multiplier", "sample_rate", "steps"}:
             raise UserError(FORMS)
-        sigma = float(claimed["noise_multiplier"])
-        rate = float(claimed.get("sample_rate", 1.0))
-        steps = int(claimed.get("steps", 1))
+        sigma = _read_number(claimed, "noise_multiplier")
+        rate = _read_number(claimed, "sample_rate", 1.0)
+        steps = _read_number(claimed, "steps", 1.0)
         require(
             0 < sigma < math.inf, "claimed noise_multiplier", sigma, "must be positive and finite"
         )
         require(0 < rate <= 1, "claimed sample_rate", rate, "must lie in (0, 1]")
-        require(steps >= 1, "claimed steps", steps, "must be at least 1")
+        is_count = steps >= 1 and steps.is_integer()
+        require(is_count, "claimed steps", steps, "must be a whole number of at least 1")
+        steps = int(steps)
         # ε depends on the sampling rate, not on the number of examples, so any number will do.
         sampling = Sampling("uniform" if replaced else "poisson", rate, 1.0, 1)
         mechanism = Mechanism.of_z(sigma / sampling.shift, sampling)
@@ -446,3 +466,20 @@ class StatedClaim:
         require(0 <= epsilon < math.inf, "claimed epsilon", epsilon, "must be finite, 0 or more")
         require(0 < delta < 1, "claimed delta", delta, "must lie in (0, 1)")
         return StatedClaim(f"ε = {epsilon:.4g} at δ = {delta:g}", lambda _: epsilon, (delta,))
+
+
+def _read_number(
+    claimed: Mapping[str, float],
+    key: str,
+    default: float | None = None,
+) -> float:
+    """Return a number of a claim.
+
+    Raises:
+        UserError: the value is not a number.
+    """
+    value = claimed.get(key, default)
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise wrong_type(f"claimed {key}", value, "a number", "for example 2.0") from None

@@ -143,7 +143,7 @@ def _write(
             f"export to a new folder in it, such as {folder / 'model'}."
         )
     make_folder(target.parent)
-    with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
+    with TemporaryDirectory(prefix=".export.", dir=target.parent) as temporary:
         draft = Path(temporary) / "model"
         make_folder(draft)
         files.write_weights(draft / files.WEIGHTS, weights)
@@ -194,6 +194,8 @@ def _contains_export(
     if name not in sums or any(files.find_mismatch(folder / file, sums[file]) for file in sums):
         return False
     exported = read_json(folder / name)
+    if not isinstance(exported, dict):  # a stranger's folder
+        return False
     expected = records.to_json(source)
     return all(exported.get(key) == expected[key] for key in expected if key != "environment")
 

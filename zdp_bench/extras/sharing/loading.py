@@ -344,6 +344,10 @@ def _read_array(path: Path) -> Tensor:
     with reading(path):
         array = np.load(path, allow_pickle=False)
         expect(array.dtype.kind in "biufc", f"contains {array.dtype}, not numbers")
+        expect(
+            array.dtype.char not in "gG",
+            f"contains {array.dtype}; save it as float64 or complex128",
+        )
         # The bytes of the other order, such as those of an instrument, are not a PyTorch tensor.
         return torch.as_tensor(array.astype(array.dtype.newbyteorder("="), copy=False))
 
