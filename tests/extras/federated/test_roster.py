@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from flwr.app import Error, Message
+from flwr.proto.node_pb2 import NodeInfo
 from hypothesis import given
 from hypothesis import strategies as some
 
@@ -242,9 +243,13 @@ class Clients:
         self.looks = 0
         self.answers: dict[str, Message] = {}
 
-    def get_node_ids(self) -> list[int]:
+    def get_nodes(self) -> list[NodeInfo]:
         self.looks += 1
-        return [client for client in self.number_of if self.looks > self.joins_at.get(client, 0)]
+        return [
+            NodeInfo(node_id=client, public_key=KEYS.get(client, b""))
+            for client in self.number_of
+            if self.looks > self.joins_at.get(client, 0)
+        ]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         for message in messages:
@@ -260,6 +265,7 @@ class Clients:
         return [self.answers[message_id] for message_id in message_ids]
 
 
+KEYS = {12: b"key of node 2", 22: b"key of node 2"}  # Flower gave the key a new id
 LATE = {12: 9}  # node 2 connects when the server looks for the tenth time
 
 
@@ -337,6 +343,29 @@ def test_a_node_that_joins_again_raises_what_is_known_of_it_or_is_refused(
         assert roster.standings[LIAR] == expected
     (line,) = told_by(caplog)
     assert "samples from 12 records, but from 10 when it first joined" in line
+
+
+def test_a_number_belongs_to_the_key_that_joined_with_it_first(
+    configured: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last to join was used, and the two took the number from one another for ever."""
+    set_sender()
+    config = configured("federated.nodes=3")
+    clients = Clients({10: 0, 11: 1, 12: 2}, {})
+    roster = Roster(clients, config, {}, None, {})  # type: ignore[arg-type]
+    roster.meet()
+    clients.number_of = {10: 0, 12: 2}  # client 11 leaves
+    roster.meet()
+    clients.number_of = {10: 0, 11: 2, 12: 2}  # and comes back as node 2
+    for _ in range(3):
+        roster.meet()
+    assert roster.present == {0: 10, 2: 12}
+    (line,) = told_by(caplog)
+    assert line.startswith("node 2: its key is not the one with which node 2 first joined: start ")
+    resumed = Roster(clients, config, {}, None, roster.saved())  # type: ignore[arg-type]
+    clients.number_of = {10: 0, 11: 2, 22: 2}
+    resumed.meet()
+    assert resumed.present == {0: 10, 2: 22}
 
 
 def test_a_node_that_comes_back_as_something_else_is_missed_and_the_run_goes_on(

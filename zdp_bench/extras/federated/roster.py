@@ -7,6 +7,7 @@ dropped; no message stops a run.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flwr.app import Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from zdp_bench.config.schema import Run
@@ -44,6 +46,8 @@ class Standing:
         repeats: the number of steps that were requested from the node again since it last stated
             its ledger's position. A restarted node may have released them anew.
         answers: the number of rounds in which the node's release was used.
+        key: the digest of the key with which the node first joined; see `digest_of_key`. No other
+            key joins as this node. Empty in a checkpoint of an older version.
     """
 
     records: int
@@ -53,6 +57,7 @@ class Standing:
     excess: int = 0
     repeats: int = 0
     answers: int = 0
+    key: str = ""
 
     def note_ledger(
         self,
@@ -100,8 +105,8 @@ class Roster:
 
     The server asks a node to join as soon as Flower lists it, and then to prepare. The node is
     present once it has answered both requests validly. It is asked again after a round that it did
-    not answer, and `RETRY_AFTER` seconds after a refusal. If two clients claim the same number, the
-    last to join is used.
+    not answer, and `RETRY_AFTER` seconds after a refusal. A number belongs to the key that joined
+    with it first, also after the run is resumed.
 
     Attributes:
         num_nodes: the number of nodes in the federation.
@@ -145,6 +150,7 @@ class Roster:
         self._expected, self._sizes = expected, sizes
         # Flower's id -> number, for every node that has joined and is still connected
         self._number_of: dict[int, int] = {}
+        self._key_of: dict[int, str] = {}  # Flower's id -> digest of its key, if it is connected
         self._pending: dict[int, Request] = {}  # requests without an answer, by Flower's id
         self._refused: dict[int, Refusal] = {}  # by Flower's id
         self._preparation: dict[str, Any] | None = None  # run and rounds, once the plan is known
@@ -153,7 +159,9 @@ class Roster:
 
     def meet(self) -> None:
         """Ask new nodes to join, forget disconnected ones, and process the answers so far."""
-        connected = set(self.grid.get_node_ids())
+        nodes = list(self.grid.get_nodes())
+        self._key_of = {node.node_id: digest_of_key(node) for node in nodes}
+        connected = set(self._key_of)
         self._forget_disconnected(connected)
         busy = self._pending.keys() | self._refused.keys() | set(self.present.values())
         for address in sorted(connected - busy):
@@ -411,14 +419,29 @@ class Roster:
         records, examples = values["records"], values["examples_per_patient"]
         # A node that joins again keeps its standing: nothing it says takes back what was counted.
         standing = self.standings.get(number, Standing(records, examples))
+        key = self._key_of.get(address, "")
+        if standing.key not in ("", key):
+            raise Malformed(
+                f"its key is not the one with which node {number} first joined: start its "
+                "SuperNode with that key, or begin again with force=true"
+            )
         if records != standing.records:
             raise Malformed(
                 f"samples from {records:,} records, but from {standing.records:,} when it first "
                 "joined: restore its data, or begin again with force=true"
             )
         examples = max(examples, standing.examples_per_patient)
-        self.standings[number] = replace(standing, examples_per_patient=examples)
+        self.standings[number] = replace(standing, examples_per_patient=examples, key=key)
         self._number_of[address] = number
+
+
+def digest_of_key(node: NodeInfo) -> str:
+    """Return the digest of the public key that Flower requires of a node.
+
+    A node of a simulation has no key; its address is used.
+    """
+    key = node.public_key or str(node.node_id).encode()
+    return hashlib.sha256(key).hexdigest()
 
 
 def reason_of(answer: Message) -> str:

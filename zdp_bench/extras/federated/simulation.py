@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -74,8 +75,8 @@ class SerialGrid:
             settings: dict[str, Any] = {"partition-id": node}
             self._contexts[address] = Context(SERVER, address, settings, RecordDict(), {})
 
-    def get_node_ids(self) -> Iterable[int]:
-        return list(self._contexts)
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=address) for address in self._contexts]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         message_ids = []
