@@ -22,6 +22,7 @@ from zdp_bench.extras.federated.node import (
     SEE_LOG,
     RefusalError,
     Site,
+    _check_and_prepare,
     call_handler,
     client_app,
     open_site,
@@ -97,3 +98,28 @@ def test_what_a_ledger_says_of_the_sites_folders_is_not_sent(configured: Make) -
     site.close()
     assert str(site.config.results) in str(refusal.value.__cause__)
     assert str(site.config.results) not in str(refusal.value)
+
+
+@pytest.mark.parametrize("number", [3, -1, 1.5, True, "a", None])
+def test_a_number_that_no_node_of_the_federation_has_is_one_sentence(
+    configured: Make, number: Any
+) -> None:
+    """3 and "a" were tracebacks, -1 the last node, and True and 1.5 were node 1."""
+    set_sender()
+    settings = {} if number is None else {"partition-id": number}
+    message = Message(content({}), 2, "query.join")
+    message.metadata.__dict__["_message_id"] = "1"
+    app = client_app(configured("federated.nodes=3"), "key")
+    answer = app(message, Context(1, 2, settings, RecordDict(), {}))
+    reason = f"partition-id={number!r}: must be a whole number from 0 to 2"
+    assert answer.error.reason == reason
+
+
+@pytest.mark.parametrize("values", [{"run": "x"}, {"rounds": 10**6 + 1}])
+def test_an_order_that_a_node_refuses_is_one_sentence(
+    configured: Make, values: dict[str, Any]
+) -> None:
+    """The server prints it within another sentence."""
+    order = {"run": "a" * 64, "rounds": 8, "entries": 0, "digest": ""} | values
+    with pytest.raises(RefusalError, match=r"the server.*[^.]$"):
+        _check_and_prepare(Site(configured(*OWN)).node(0), order)

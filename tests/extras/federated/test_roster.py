@@ -1,6 +1,7 @@
 """The server trusts only its own count: clients that lie, come twice or pose as others."""
 
 import logging
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
@@ -16,9 +17,9 @@ from tests.ledgers import steps_in
 from zdp_bench.errors import UserError
 from zdp_bench.extras.federated import node, simulation
 from zdp_bench.extras.federated.exchange import Request
-from zdp_bench.extras.federated.messages import SECRET, VALUES, content, values_of
+from zdp_bench.extras.federated.messages import SECRET, VALUES, Malformed, content, values_of
 from zdp_bench.extras.federated.node import SEE_LOG
-from zdp_bench.extras.federated.roster import Roster, Standing
+from zdp_bench.extras.federated.roster import Roster, Standing, check_counts
 from zdp_bench.extras.federated.simulation import FIRST, set_sender
 from zdp_bench.records import Document
 
@@ -343,6 +344,46 @@ def test_a_node_that_joins_again_raises_what_is_known_of_it_or_is_refused(
         assert roster.standings[LIAR] == expected
     (line,) = told_by(caplog)
     assert "samples from 12 records, but from 10 when it first joined" in line
+
+
+BATCHES = ("trainer.sample_rate=null", "trainer.batch_size=32")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "records", "examples", "reason"),
+    [
+        ((), 10**9, 10**9, "has 1,000,000,000 examples of one patient, more than 1,000: use priv"),
+        ((), 10**9, 1000, None),
+        ((), 999, 10**9, None),  # no patient has more examples than the node
+        (("privacy.unit=patient",), 10**9, 10**9, None),
+        (BATCHES, 31, 1, "has only 31 examples, fewer than trainer.batch_size=32"),
+        (BATCHES, 32, 1, None),
+        (BATCHES, 10**9, 1, "the run would take 62,500,000 rounds, more than 1,000,000"),
+        (("trainer.sample_rate=1e-7",), 10**9, 1, "the run would take 20,000,000 rounds"),
+    ],
+)
+def test_a_node_whose_counts_no_run_can_have_is_refused_as_it_joins(
+    configured: Make, overrides: tuple[str, ...], records: int, examples: int, reason: str | None
+) -> None:
+    """All rounds ran before their accounting hung; a small node ended the run as the server's."""
+    config = configured("federated.nodes=3", *overrides)
+    if reason is None:
+        check_counts(config, records, examples)
+    else:
+        with pytest.raises(Malformed, match=re.escape(reason)):
+            check_counts(config, records, examples)
+
+
+def test_a_node_that_is_too_small_is_named(
+    configured: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentence was about the server's training set."""
+    set_sender()
+    monkeypatch.setitem(TOLD, "records", 31)
+    clients = Clients({10: 0}, {})
+    roster = Roster(clients, configured("federated.nodes=1", *BATCHES), {}, None, {})  # type: ignore[arg-type]
+    assert not roster.wait_for(1, 60.0, lambda: 0)
+    assert roster.refusals() == {0: "has only 31 examples, fewer than trainer.batch_size=32"}
 
 
 def test_a_number_belongs_to_the_key_that_joined_with_it_first(

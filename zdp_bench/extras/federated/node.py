@@ -28,6 +28,7 @@ from zdp_bench.data import Part, Source, Splits
 from zdp_bench.data.owners import identify_owners
 from zdp_bench.errors import UserError, require
 from zdp_bench.extras.federated.messages import (
+    MAX_ROUNDS,
     SECRET,
     VALUES,
     Malformed,
@@ -64,7 +65,6 @@ PREPARE_VALUES = {"run": str, "rounds": int, "entries": int, "digest": str}
 # the generation, from step 0 on.
 ANY_WEIGHTS = "the weights it is sent"
 RUN_DIGEST = re.compile(r"[0-9a-f]{64}")  # names the run's folder, so nothing else is accepted
-MAX_ROUNDS = 1_000_000  # a server that requests more would only keep a node busy
 
 log = logging.getLogger(__name__)
 Handler = Callable[[Message, Context], Message]
@@ -479,7 +479,13 @@ def client_app(config: Run, key: str) -> ClientApp:
     def find_node(context: Context) -> Node:
         if key not in _sites:
             _sites[key] = Site(config)
-        return _sites[key].node(int(context.node_config["partition-id"]))
+        number = context.node_config.get("partition-id")
+        nodes = config.federated.nodes or 1
+        if type(number) is not int or not 0 <= number < nodes:
+            raise RefusalError(
+                f"partition-id={number!r}: must be a whole number from 0 to {nodes - 1}"
+            )
+        return _sites[key].node(number)
 
     def join(message: Message, context: Context) -> RecordDict:
         return content(find_node(context).join())
@@ -528,9 +534,9 @@ def _check_and_prepare(
     """Check the values of a `prepare` message, and prepare the node; see `Node.prepare`."""
     run, rounds = values["run"], values["rounds"]
     if not RUN_DIGEST.fullmatch(run):
-        raise RefusalError("the server's name for the run is not 64 hexadecimal digits.")
+        raise RefusalError("the server's name for the run is not 64 hexadecimal digits")
     if not 1 <= rounds <= MAX_ROUNDS:
-        raise RefusalError(f"the server requests {rounds:,} rounds, not 1 to {MAX_ROUNDS:,}.")
+        raise RefusalError(f"the server requests {rounds:,} rounds, not 1 to {MAX_ROUNDS:,}")
     # With 0 entries, the server knows no ledger of this node yet.
     entries = values["entries"]
     known_position = Position(entries, values["digest"]) if entries else None

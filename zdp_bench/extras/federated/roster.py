@@ -20,10 +20,19 @@ from flwr.serverapp import Grid
 
 from zdp_bench.config.schema import Run
 from zdp_bench.extras.federated.exchange import Request, pull_answer, send, wait_for_answers
-from zdp_bench.extras.federated.messages import Malformed, checked_values, content, values_of
+from zdp_bench.extras.federated.messages import (
+    MAX_ROUNDS,
+    Malformed,
+    checked_values,
+    content,
+    values_of,
+)
+from zdp_bench.extras.federated.runner import rounds_of
 
 POLL_INTERVAL = 0.1  # seconds between two checks for new nodes
 RETRY_AFTER = 30.0  # seconds until a refused node is asked again, as it may have been restarted
+# A patient's ε takes longer to compute the more examples the patient has: seconds for this many.
+MAX_EXAMPLES_PER_PATIENT = 1000
 MAX_RUNS = 100  # reject a report of more steps than this many runs of the plan would take
 
 JOIN_VALUES = {"node": int, "records": int, "examples_per_patient": int}
@@ -139,7 +148,7 @@ class Roster:
                 number.
             known: the nodes in the checkpoint, as `saved` returned them.
         """
-        self.grid = grid
+        self.grid, self._config = grid, config
         self.num_nodes = config.federated.nodes or 1
         self.min_nodes = config.federated.min_nodes or self.num_nodes
         self.steps_per_round = config.federated.local_steps
@@ -417,6 +426,7 @@ class Roster:
         if not values["records"] or not values["examples_per_patient"]:
             raise Malformed("has no records")
         records, examples = values["records"], values["examples_per_patient"]
+        check_counts(self._config, records, examples)
         # A node that joins again keeps its standing: nothing it says takes back what was counted.
         standing = self.standings.get(number, Standing(records, examples))
         key = self._key_of.get(address, "")
@@ -433,6 +443,36 @@ class Roster:
         examples = max(examples, standing.examples_per_patient)
         self.standings[number] = replace(standing, examples_per_patient=examples, key=key)
         self._number_of[address] = number
+
+
+def check_counts(
+    config: Run,
+    records: int,
+    examples_per_patient: int,
+) -> None:
+    """Check that the server can plan and account for a node with these counts.
+
+    Formal guarantees: the federation's rounds are no more than `MAX_ROUNDS`, as they are no more
+    than those of the one node that would take the most alone.
+    """
+    units = "patients" if config.privacy.by_owner else "examples"
+    batch_size = config.trainer.batch_size or 1
+    if records < batch_size:
+        raise Malformed(f"has only {records:,} {units}, fewer than trainer.batch_size={batch_size}")
+    rounds = rounds_of(config, [records]).steps
+    if rounds > MAX_ROUNDS:
+        raise Malformed(
+            f"has {records:,} {units}, so that the run would take {rounds:,} rounds, more than "
+            f"{MAX_ROUNDS:,}"
+        )
+    # If patients are drawn, a patient is one share of the sum, whatever its number of examples. And
+    # if examples are drawn, one patient cannot have more than all of them.
+    shares = 1 if config.privacy.by_owner else min(examples_per_patient, records)
+    if shares > MAX_EXAMPLES_PER_PATIENT:
+        raise Malformed(
+            f"has {shares:,} examples of one patient, more than {MAX_EXAMPLES_PER_PATIENT:,}: use "
+            "privacy.unit=patient"
+        )
 
 
 def digest_of_key(node: NodeInfo) -> str:
