@@ -123,6 +123,9 @@ def open_record(
     import wfdb
 
     with reading(path):
+        expect(
+            path.suffix == ".hea", f"has the suffix {path.suffix}; WFDB needs .hea, so rename it"
+        )
         text = read_text(path, MAX_HEADER, "latin-1")
         lines = [line.strip() for line in text.splitlines()]
         comments = [line.strip(" \t#") for line in lines if line.startswith("#")]

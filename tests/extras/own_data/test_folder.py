@@ -711,6 +711,18 @@ def test_the_suffix_of_a_mask_may_be_in_capitals(tmp_path: Path) -> None:
     assert folder(tmp_path, "volume").info(tmp_path).train > 0
 
 
+def test_the_suffix_of_a_signal_may_be_in_capitals(tmp_path: Path) -> None:
+    tables = make.write_classes(tmp_path / "tables", "table")
+    for path in tables.rglob("*.csv"):
+        path.rename(path.with_suffix(".CSV"))
+    assert folder(tables, "table").info(tmp_path).train > 0
+    records = make.write_classes(tmp_path / "records", "recording")
+    for path in records.rglob("*.hea"):
+        path.rename(path.with_suffix(".HEA"))  # which wfdb does not read
+    data = folder(records, "recording")
+    assert_refused(lambda: data.info(tmp_path), "0.HEA", "suffix .HEA; WFDB needs .hea, so rename")
+
+
 @pytest.mark.parametrize(
     ("image", "mask"),
     [

@@ -231,14 +231,14 @@ def _entries(folder: Path) -> list[Path]:
     Signal files with a header beside them, which has their stem or names them, are left out.
     """
     paths = visible_files(folder)
-    headers = [path for path in paths if path.suffix == HEADER_SUFFIX]
+    headers = {path for path in paths if path.suffix.lower() == HEADER_SUFFIX}
     stems = {header.stem for header in headers}
     named = set[str]().union(*map(signals.signal_names, headers))
     entries = []
     for path in reversed(paths):
         is_folder = path.is_dir() and not path.is_symlink()
         is_signal = path.stem in stems or path.name in named
-        if is_folder or path.suffix == HEADER_SUFFIX or not is_signal:
+        if is_folder or path in headers or not is_signal:
             entries.append(path)
     return entries
 

@@ -419,8 +419,9 @@ NAMES = "PNG, JPEG, DICOM, NIfTI, MHA, NRRD, WAV, FLAC, OGG, NPY, CSV or WFDB he
 
 def fits(path: Path, kind: Kind) -> bool:
     """Return True if a file is of this kind, judged by its first bytes or its suffix."""
-    if path.suffix in BY_SUFFIX or kind in BY_SUFFIX.values():
-        return BY_SUFFIX.get(path.suffix) is kind
+    suffix = path.suffix.lower()
+    if suffix in BY_SUFFIX or kind in BY_SUFFIX.values():
+        return BY_SUFFIX.get(suffix) is kind
     with reading(path), path.open("rb") as file:
         head = file.read(352)
     return any(head[offset:].startswith(mark) for offset, mark in kind.marks)
