@@ -1,8 +1,8 @@
 """Send a run's test metrics, ε and record to an experiment tracker.
 
 A logger (`logger=NAME`) gets what the record holds and nothing else. Numbers from training examples
-would be releases that no ε covers. A logger never stops a run: its first error ends the logging,
-with a warning.
+would be releases that no ε covers. Trackers add the time of each evaluation, which no ε covers
+either. A logger never stops a run: its first error ends the logging, with a warning.
 """
 
 from __future__ import annotations

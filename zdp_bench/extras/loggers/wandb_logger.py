@@ -14,8 +14,8 @@ from zdp_bench.training.loggers import LoggedRun
 class WandbLogger:
     """Logs to Weights & Biases; `wandb sync` uploads what was logged offline.
 
-    Host, command line and system metrics are not collected, because ε does not cover the time and
-    memory that training takes.
+    Host, command line and system metrics are not collected, because ε does not cover the memory
+    that training takes. W&B adds the time of each evaluation, which ε does not cover either.
 
     Args:
         project: the W&B project.
