@@ -1,11 +1,13 @@
 """Loggers against the real packages, offline: what was logged is read back."""
 
 import json
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from tests.test_cli import run as run_command
 from tests.training.test_run import TINY, Silent, configured
 from zdp_bench import records
+from zdp_bench.extras.loggers.mlflow_logger import MlflowLogger
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.progress import Reporter
 from zdp_bench.training.run import execute
@@ -181,6 +184,25 @@ def test_a_run_that_was_interrupted_is_one_curve_in_the_tracker(
     if logged.final:
         spent = [value for key, value in logged.final.items() if key.endswith("y.epsilon_tight")]
         assert spent == [outcome.record.document["privacy"]["epsilon_tight"]]
+
+
+class Client:
+    """MLflow's client, as far as a run is logged to it."""
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[str, float]] = []
+
+    def log_metric(self, run: str, key: str, value: float, step: int = 0) -> None:
+        self.logged.append((key, value))
+
+
+def test_mlflow_gets_finite_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stored ∞ as 1.8e308, and NaN again at each resume."""
+    monkeypatch.setitem(sys.modules, "mlflow", ModuleType("mlflow"))
+    logger = MlflowLogger()
+    client = logger._client = Client()
+    logger.log({"step": 3, "loss": math.nan, "epsilon_tight": math.inf, "accuracy": 0.5})
+    assert client.logged == [("accuracy", 0.5)]
 
 
 @pytest.mark.parametrize("name", READERS)

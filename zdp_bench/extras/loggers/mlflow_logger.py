@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
@@ -18,6 +19,8 @@ MAX_TEXT = 500  # characters of a parameter; MLflow's own limit is 6,000
 
 class MlflowLogger:
     """Logs to MLflow; `mlflow ui --backend-store-uri sqlite:///results/mlflow.db` shows the runs.
+
+    Numbers that are not finite are in the attached record only: MLflow would show ∞ as 1.8e308.
 
     Args:
         uri: URI of a tracking server or database. Default: `mlflow.db` in the results folder.
@@ -76,7 +79,8 @@ class MlflowLogger:
         """Add an evaluation."""
         step = int(metrics["step"])
         for key, value in metrics.items():
-            if key != "step" and (key, step, value) not in self._logged:
+            is_new = (key, step, value) not in self._logged
+            if key != "step" and is_new and math.isfinite(value):
                 self._client.log_metric(self._run, key, value, step=step)
 
     def finish(self, record: Record, path: Path) -> None:
@@ -85,7 +89,8 @@ class MlflowLogger:
         privacy = records.flatten(record.document["privacy"], "privacy.")
         numbers = {k: v for k, v in privacy.items() if type(v) in (int, float)}
         for key, value in (final | numbers).items():
-            self._client.log_metric(self._run, key, value)
+            if math.isfinite(value):
+                self._client.log_metric(self._run, key, value)
         self._client.log_artifact(self._run, str(path))
         self._client.set_terminated(self._run, "FINISHED")
 
