@@ -8,11 +8,16 @@ OWNERS = """
 hospital_patient_id, study_patient, PatientID (anon), Patient (anonymised), Patienten-ID, PatientIDs
 patient_study_id, hospitalPatientId, hospitalpatientid, id_patient, num_patient, código_paciente
 patient_identifier, DICOM:PatientID, SubjectID_2, hospital MRN, ukb_eid, StudyCaseID, pid_hash
-client_id, user id, pseudonym, patients
+client_id, user id, pseudonym, patients, patient_idx, subject_uuid, participant_ref, person_uuid
+pseudo_id_patient, Patientenkennung, patient full name, patient_id_2, user_uuid
 """
 FACTS = """
 patient_age, PatientSex, Patient Gender, patient_weight, PatientPosition, speaker_gender, is_patient
 num_patients, number_of_patients, images_per_patient, age_of_patient, outpatient, patient_in_icu
+native_speaker, living_donor, healthy_volunteer, diabetic_patient, icu_patient, image_owner
+target_speaker, inpatient_code, outpatient_number, outpatientnumber, annotator_user_id
+labeled_by_user_id, patient_index_date, patient_code_status, subject_no_movement, use_case_name
+worst_case_index, speaker_code_switching, user_agent
 patient_nodule, subject_matter, lesion_count, p_value, case, user, study_id, index, Image Index, (#)
 """
 

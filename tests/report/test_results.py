@@ -138,7 +138,6 @@ def test_several_runs_of_one_seed_are_stated(tmp_path: Path) -> None:
     assert not sheet(tmp_path, by="recipe,run").notes
 
 
-@pytest.mark.filterwarnings("error")
 def fold(number: int, seed: int, dataset: str = "roahd", lr: float = 0.1) -> records.Document:
     config = {"dataset": {"name": dataset, "fold": number}, "optimizer": {"lr": lr}}
     experiment = f"{number}{lr}".ljust(64, "e")
@@ -177,6 +176,7 @@ def test_a_seed_lacks_a_fold_that_another_has_if_their_number_is_unknown(
     assert note == "Means lack folds, perhaps the hardest: ecg, seed 1: 3 of 4."
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_repeated_column_is_shown_once(tmp_path: Path) -> None:
     save(tmp_path, record("a", 1))
     assert sheet(tmp_path, columns="seed,recipe,seed").columns == ["seed", "recipe"]

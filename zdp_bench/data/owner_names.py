@@ -192,25 +192,27 @@ def _plain(name: str) -> str:
     return re.sub(r"^([^\d.,]*)0+(?=\d)", r"\1", text)
 
 
-# Words in the usual names of a table's column with the owners. An identifier must follow
-# WEAK_OWNERS: a column `case` may well say case or control.
+# Words for an owner in the name of a table's column.
 OWNERS = "patient|paciente|paziente|participant|subject|subj|person|individual|owner|donor"
 OWNERS += "|volunteer|proband|versuchsperson|teilnehmer|speaker|animal"
+# Words that stand for an owner only before an identifier: a column `case` may well say case or
+# control, and `use_case_name` is no case of a patient.
 WEAK_OWNERS = "case|fall|pat|pt|p|lesion|user|client"
-IDENTIFIER = (
-    "ids?|identifier|no|nr|num|number|nummer|nummern|name|code|key|hash|uid|pseudonym|index"
-)
-# Words that say which name of an owner it is, and not what else is known of the owner.
-QUALIFIER = (
-    "anon(ymous|ymi[sz]ed)?|pseudo|deid(entified)?|hashed|masked|encoded|study|trial|research"
-)
-QUALIFIER += "|internal|external|local|global|unique|original|orig"
-# Words before an owner, as in `age_of_patient`, that make the column another fact.
-FACT = "age|sex|gender|race|weight|height|status|type|count|is|has|was|per"
+IDENTIFIERS = "ids?|idx|identifier|identification|identity|no|nr|nbr|num|number|nummer|nummern"
+IDENTIFIERS += "|numero|kennung|name|nombre|code|codigo|key|hash|uid|uuid|guid|ref|pseudonym|index"
+# Words that say which name of an owner it is.
+QUALIFIERS = "anon|anonymous|anonymi[sz]ed|pseudo|deid|deidentified|hashed|masked|encoded"
+QUALIFIERS += "|study|trial|research|hospital|internal|external|local|global|unique|original|orig"
+QUALIFIERS += r"|full|\d+"
+
 OWNER = re.compile(f"({OWNERS})(s|en|in)?")
-OWNER_COLUMN = re.compile(
-    f"({OWNERS})(s|en|in)?_?({IDENTIFIER})(_|$)"
-    f"|(^|_)(({WEAK_OWNERS})_?({IDENTIFIER})|mrn|eid|pseudonym)(_|$)"
+SINGLE_OWNER = re.compile(OWNERS)
+IDENTIFIER = re.compile(IDENTIFIERS)
+QUALIFIER = re.compile(QUALIFIERS)
+# `hospitalpatientid`, but not `outpatientnumber`, whose patient is a kind of visit.
+OWNER_WITH_IDENTIFIER = re.compile(
+    f"(.*(?<!in)(?<!out)({OWNERS})(s|en|in)?|{WEAK_OWNERS})({IDENTIFIERS})+"
+    f"|(mrn|eid|pseudonym)({IDENTIFIERS})*"
 )
 
 
@@ -218,15 +220,22 @@ def may_name_owners(column: str) -> bool:
     """Return True if a table's column has a usual name of that with the owners of its lines.
 
     The name may have more words, as `hospital_patient_id`, `study_patient` and `PatientID (anon)`.
-    Facts about owners, such as `patient_age`, have other names.
+    Facts about owners, such as `patient_age` and `native_speaker`, have other names.
     """
-    parted = re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", column)
-    words = [_word(part) for part in re.split(r"[\W_]+", parted)]
-    words = [word for word in words if word and not re.fullmatch(QUALIFIER, word)]
-    has_identifier = OWNER_COLUMN.search("_".join(words)) or OWNER_COLUMN.fullmatch(_word(column))
-    if has_identifier or not words:
-        return has_identifier is not None
+    words = [word for word in _split_words(column) if not QUALIFIER.fullmatch(word)]
+    if not words:
+        return False
     *others, last = words
-    is_plural = re.fullmatch(OWNERS, last) is None  # `num_patients` counts them
-    is_fact = any(re.fullmatch(FACT, word) or is_plural for word in others)
-    return OWNER.fullmatch(last) is not None and not is_fact
+    if any(map(OWNER_WITH_IDENTIFIER.fullmatch, ["".join(words), last])):
+        return True
+    if others:  # `id_patient` names owners, but `native_speaker` and `num_patients` do not
+        are_identifiers = all(IDENTIFIER.fullmatch(word) for word in others)
+        return are_identifiers and SINGLE_OWNER.fullmatch(last) is not None
+    return OWNER.fullmatch(last) is not None
+
+
+def _split_words(name: str) -> list[str]:
+    """Return the words of a name in lower case: 'PatientID (anon)' -> ['patient', 'id', 'anon']."""
+    parted = re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name)
+    words = map(_word, re.split(r"[\W_]+", parted))
+    return [word for word in words if word]

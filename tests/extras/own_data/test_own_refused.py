@@ -90,6 +90,7 @@ CSVS: list[tuple[bytes, str]] = [
     (b"path,label,mask\na.png,x,a.png\n", "path and label are required, or path and mask"),
     (b"path,label,label\na.png,x,y\n", "has several columns 'label'; leave one"),
     (b"path,label,Patients\na.png,x,1\n", "unknown column 'Patients'. Is it patient"),
+    (b"path,label,cv_split\na.png,x,test\n", "unknown column 'cv_split'. Is it split"),
     (b"path,label\n../secret.png,x\n", "leads out of"),
     (b"path,label\n/etc/passwd,x\n", "leads out of"),
     (b"path,label\nlink.png,x\n", "is a link that leads out of"),

@@ -36,6 +36,9 @@ from zdp_bench.foreign_files import Unfit, compile_pattern, expect, read_text, r
 
 REQUIRED_PARTS = ("train", "test")
 PARTS = (*REQUIRED_PARTS, "validation")
+# Optional columns of a CSV, and how like one of them a misspelt name is, out of 1: `cv_split` is
+# taken for one, and `patient_age` is not.
+MIN_LIKENESS = {"patient": 0.8, "split": 0.75}
 # name of a part's folder, in any letter case -> part
 PART_OF_FOLDER = {**{part: part for part in PARTS}, "training": "train", "testing": "test"}
 PART_OF_FOLDER |= {"val": "validation", "valid": "validation"}
@@ -304,9 +307,10 @@ def _require_columns(header: list[str]) -> None:
     for name in filter(None, header):
         if name.lower() in COLUMNS:
             continue
-        absent = {"patient", "split"} - {*names}
-        if similar := get_close_matches(name.lower(), absent, n=1, cutoff=0.8):
-            raise Unfit(f"has an unknown column '{name}'. Is it {similar[0]}? Rename it")
+        for column, min_likeness in MIN_LIKENESS.items():
+            is_like = get_close_matches(name.lower(), [column], cutoff=min_likeness)
+            if column not in names and is_like:
+                raise Unfit(f"has an unknown column '{name}'. Is it {column}? Rename it")
 
 
 def _require_patient_column(header: list[str]) -> None:
