@@ -84,7 +84,7 @@ REFUSED: dict[str, tuple[np.ndarray | str, str]] = {
     "a word": ("1,2\n3,x\n", "cannot be read"),
     "a hole": ("1,2\n3,\n", "cannot be read"),
     "a short line": ("1,2\n3\n", "cannot be read"),
-    "three columns": ("1,2,3\n", "has 3 columns where dataset.channels=2 were expected"),
+    "three columns": ("1,2,4\n", "has 3 columns where dataset.channels=2 were expected"),
     "a header alone": ("I,V5\n", "has no line of numbers"),
     "no text": ("", "is empty"),
     "a text of nan": ("1,nan\n", "not finite"),
@@ -97,6 +97,8 @@ REFUSED: dict[str, tuple[np.ndarray | str, str]] = {
     "a word in the first line": ("x,2\n3,4\n", "line x,2, which has words beside numbers"),
     "NA in the first line": ("NA,2\n3,4\n", "cannot be read"),
     "numbered columns": ("0,1\n1.5,2.5\n", "line 0,1, which may number the columns"),
+    "columns numbered from 1": ("1,2,3\n5,6,7\n", "line 1,2,3, which may number the columns"),
+    "row numbers of pandas": (",I\n0,1.5\n1,2.5\n", "line ,I, which names not every column"),
     "numbered columns of integers": ("0,1\n1,2\n", "line 0,1, which may number the columns"),
     "a numbered column": ("0\n1.5\n", "line 0, which may number the columns"),
     "a comment": ("1,2\n#3,4\n", "cannot be read"),
@@ -111,6 +113,8 @@ def test_a_column_of_integers_may_begin_with_0(tmp_path: Path) -> None:
     path.write_text("0,1\n5,6\n")
     names, samples = read_table(path, 2, ["1", "0"])
     assert (names, samples.tolist()) == (["1", "0"], [[6], [5]])
+    path.write_text('"a","b"\n"5","6.5"\n')  # as R writes numbers that are stored as text
+    assert read_table(path, 2)[1].tolist() == [[5], [6.5]]
 
 
 @pytest.mark.parametrize("case", REFUSED)

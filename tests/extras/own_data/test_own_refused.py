@@ -143,6 +143,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("clip", {"augment": "flip"}, "dataset.augment=flip: changes nothing here"),
     ("clip", {"mean": 0.0}, "dataset.mean=0.0: is for images"),
     ("image", {"channels": 3}, r"dataset.channels=3: must be 1 \(grey\)"),
+    ("array", {"scale": 1e-50}, "dataset.scale=1e-50: is 0 in float32"),
     ("clip", {"spectrum": 33}, "dataset.spectrum=33: must be at most"),
     ("recording", {"leads": ["I", "V5"]}, "must name as many leads as dataset.channels=1"),
     ("recording", {"leads": ["II"]}, "has the leads I, V5, and 'II' was expected"),

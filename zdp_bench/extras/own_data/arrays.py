@@ -78,7 +78,9 @@ def read_table(
         names = _find_names(lines, separator, bool(leads))
         body = StringIO("\n".join(lines[1:] if names else lines))
         expect(bool(body.getvalue().strip()), "has no line of numbers")
-        table = np.loadtxt(body, delimiter=separator, dtype=np.float64, ndmin=2, comments=None)
+        table = np.loadtxt(
+            body, np.float64, comments=None, delimiter=separator, ndmin=2, quotechar='"'
+        )
         rule = (
             f"names {', '.join(names)[:60]} in its first line, and has {table.shape[1]} columns; "
             "name each column, also that of row numbers"
@@ -108,7 +110,8 @@ def _find_names(lines: Sequence[str], separator: str, must_name: bool) -> list[s
         must_name: whether the first line must name the columns.
 
     Raises:
-        Unfit: the line has names beside numbers, or numbers the columns from 0 as pandas does.
+        Unfit: the line has names beside numbers or a column without a name, or numbers the columns,
+            from 0 as pandas does or from 1.
     """
     cells = [cell.strip() for cell in next(csv.reader(lines[:1], delimiter=separator))]
     if must_name:
@@ -118,7 +121,10 @@ def _find_names(lines: Sequence[str], separator: str, must_name: bool) -> list[s
     start = f"begins with the line {lines[0][:60]}, which"
     rule = f"{start} has words beside numbers; name every column in words, or write numbers only"
     expect(not (has_names and has_numbers), rule)
-    is_counted = cells == [str(number) for number in range(len(cells))]
+    expect(not has_names or "" not in cells, f"{start} names not every column")
+    counts = [[str(first + index) for index in range(len(cells))] for first in (0, 1)]
+    # A sample of one or two columns may well be 1 or 1,2.
+    is_counted = cells == counts[0] or (cells == counts[1] and len(cells) > 2)
     # A single column of integers may well begin with 0.
     is_integer = len(cells) == 1 and lines[-1].strip().lstrip("-").isdecimal()
     rule = f"{start} may number the columns or be a sample; name every column in words"
