@@ -112,6 +112,7 @@ def test_folders_of_parts_are_the_split(
         (("Train/a", "valid/a", "docs/a"), "has the folders Train, valid. A split has"),
         (("train/a", "test/a", "Test/b"), "A split has train/ and test/"),
         (("train/a",), "has the folders train. A split has"),
+        (("train/a", "train/b", "held/a", "held/b"), "held: has the same folders as train/ beside"),
         (("train/a", "test/a", "dev/a"), "dev: is beside train/ and test/, and belongs to no part"),
         (("Train/a", "test/a", "val/a", "."), r"0.png: is beside|p1: is beside Train/ and test/"),
         (

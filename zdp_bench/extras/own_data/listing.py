@@ -108,7 +108,8 @@ def find_items(path: Path, patient: str | None) -> list[Item]:
 def _find_parts(path: Path) -> dict[str, Path]:
     """Return the folder of each part, or {'': path} if the files are not split.
 
-    A single folder with the name of a part, beside others, is a class, such as pictures of trains.
+    A single folder with the name of a part, beside others, is a class, such as pictures of trains,
+    unless another one has the same folders.
 
     Raises:
         UserError: a split lacks train or test, has two folders for one part, or has something else
@@ -118,6 +119,8 @@ def _find_parts(path: Path) -> dict[str, Path]:
     folders = [folder for folder in entries if folder.is_dir()]
     part_folders = [folder for folder in folders if folder.name.casefold() in PART_OF_FOLDER]
     is_class = len(part_folders) == 1 and len(folders) > 1
+    if is_class:
+        _require_other_content(part_folders[0], folders)
     if not part_folders or is_class:
         return {"": path}
     parts = {PART_OF_FOLDER[folder.name.casefold()]: folder for folder in part_folders}
@@ -135,6 +138,24 @@ def _find_parts(path: Path) -> dict[str, Path]:
             "to no part; move it away, or name a folder of validation examples validation/."
         )
     return {part: parts[part] for part in PARTS if part in parts}
+
+
+def _require_other_content(part: Path, folders: list[Path]) -> None:
+    """Reject a folder beside that of a part which has the same folders, as in a split.
+
+    Otherwise both would be classes, and the classes in them patients.
+    """
+    inner_names = {
+        folder: {entry.name for entry in visible_files(folder) if entry.is_dir()}
+        for folder in folders
+    }
+    for folder, names in inner_names.items():
+        if folder != part and names and names == inner_names[part]:
+            raise UserError(
+                f"{folder}: has the same folders as {part.name}/ beside it; if both are parts of a "
+                "split, name them train/, test/ or validation/. If they are classes, rename "
+                f"{part.name}/."
+            )
 
 
 def _list_folder(path: Path) -> Iterator[Item]:
