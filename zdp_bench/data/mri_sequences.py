@@ -271,7 +271,7 @@ class MriSequences(SequenceSlices):
     def require_test_patients(self, num_held: int) -> None:
         """Raise a `UserError` if validation takes all `num_held` published test patients."""
         count = self.validation_patients
-        rule = f"must be less than the {num_held} test patients of the release"
+        rule = f"must be less than the number of test patients, {num_held}"
         require(count < num_held, "dataset.validation_patients", count, rule)
 
     def published_info(self, root: Path) -> DatasetInfo | None:

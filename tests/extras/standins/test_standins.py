@@ -9,6 +9,7 @@ import torch
 from tests.data.conftest import SMALL
 from tests.data.helpers import dataset
 from zdp_bench.data import Splits
+from zdp_bench.errors import UserError
 
 STAND_INS = {**SMALL, "msd_volumes_synthetic": {"volumes": 5, "shape": [8, 8, 6]}}
 
@@ -31,6 +32,19 @@ def test_a_stand_in_is_written_once_and_read_as_its_release(name: str, tmp_path:
 def test_an_abdomen_is_of_the_task_that_is_asked_for(name: str, task: str, tmp_path: Path) -> None:
     """Only files of the liver task were written."""
     assert len(dataset(name, **STAND_INS[name], task=task).load(tmp_path).train)
+
+
+def test_more_pictures_than_memory_holds_are_refused() -> None:
+    """They took more than 16 GB."""
+    with pytest.raises(UserError, match="makes more than 200,000,000 numbers"):
+        dataset("synthetic_images", shape=[3, 999_999], train=100, test=100)
+    assert dataset("synthetic_images", shape=[3, 224, 224])
+
+
+def test_generated_patients_are_not_called_a_release(tmp_path: Path) -> None:
+    options = STAND_INS["mri_sequences_synthetic"] | {"validation_patients": 99}
+    with pytest.raises(UserError, match=r"less than the number of test patients, \d+\.$"):
+        dataset("mri_sequences_synthetic", **options).load(tmp_path)
 
 
 def _differ(splits: Splits, measure: Any) -> float:

@@ -29,7 +29,7 @@ from zdp_bench.registry import register
 
 FILM = 48  # side of a picture in pixels
 COLOUR = (0.4, 0.7, 0.8)  # darkness of a lesion in red, green and blue
-MAX_NUMBERS = 10**9  # in all generated pictures together
+MAX_NUMBERS = 2 * 10**8  # in all generated pictures together; drawing one takes up to 40 bytes
 
 
 @register("dataset", "chest_xray_synthetic")
@@ -136,7 +136,9 @@ class SyntheticImages(Dataset):
         def draw(count: int) -> Examples:
             labels = rng.permutation(np.arange(count) % self.classes)
             noise = rng.standard_normal((2, count, *self.shape))
-            real, imag = patterns[:, labels] + 0.7 * noise
+            noise *= 0.7  # in place, because there may be many
+            noise += patterns[:, labels]
+            real, imag = noise
             pictures = real.astype(np.float32)
             if self.complex_valued:
                 pictures = (real + 1j * imag).astype(np.complex64)
