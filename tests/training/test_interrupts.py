@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,7 @@ from zdp_bench import cli, records
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.errors import UserError
 from zdp_bench.training import batches, setup
-from zdp_bench.training.interrupts import CONTINUING, Stopped, request_stop_of_workers
+from zdp_bench.training.interrupts import CONTINUING, Stopped, stop_on_request, stop_workers_first
 from zdp_bench.training.run import Outcome, execute
 
 
@@ -191,39 +192,58 @@ def heeds_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def run_workers(request: Path, *numbers: int, error: Exception | None = None) -> None:
-    """Receive signals while workers run, and then an error."""
-    with request_stop_of_workers(request):
+def run_workers(request: Path, *numbers: int) -> None:
+    """Receive signals while workers run."""
+    with stop_workers_first(request):
         for number in numbers:
             os.kill(os.getpid(), number)
-        if error:
-            raise error
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("error", [None, RuntimeError("a worker that was starting ended")])
-def test_a_signal_asks_the_workers_to_stop_and_then_stops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: Exception | None
+def test_a_signal_stops_once_no_worker_has_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
+    job = tmp_path / "job"
+    job.touch()
+
+    def save(seconds: float) -> None:
+        assert (tmp_path / "stop").exists()
+        job.unlink(missing_ok=True)
+
     monkeypatch.setattr("multiprocessing.active_children", lambda: ["a worker"])
+    monkeypatch.setattr("time.sleep", save)
     before = signal.getsignal(number)
     with pytest.raises(Stopped) as stop:
-        run_workers(tmp_path / "stop", number, error=error)
+        run_workers(tmp_path / "stop", number)
+    assert not job.exists()
     assert stop.value.by == number
-    assert (tmp_path / "stop").exists()
+    assert stop.value.has_saved
     assert signal.getsignal(number) == before
 
 
-@pytest.mark.usefixtures("heeds_ctrl_c")
-def test_an_error_or_a_second_ctrl_c_ends_workers_at_once(
+def test_workers_that_were_killed_are_not_waited_for_and_have_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job").touch()
+    alive = iter([["a worker"], []])
+    monkeypatch.setattr("multiprocessing.active_children", lambda: next(alive))
+    monkeypatch.setattr(
+        COMMANDS["run"], "run", lambda _: run_workers(tmp_path / "stop", signal.SIGTERM)
+    )
+    with pytest.raises(SystemExit) as left:
+        cli.main(["run"])
+    assert left.value.code == 75
+    assert f"{CONTINUING} from the last checkpoint" in capsys.readouterr().err
+
+
+def test_a_second_ctrl_c_waits_for_no_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "job").touch()
     monkeypatch.setattr("multiprocessing.active_children", lambda: ["a worker"])
-    with pytest.raises(ZeroDivisionError):
-        run_workers(tmp_path / "stop", error=ZeroDivisionError())
-    assert not (tmp_path / "stop").exists()
+    monkeypatch.setattr("time.sleep", lambda _: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        run_workers(tmp_path / "stop", signal.SIGINT, signal.SIGINT)
+        run_workers(tmp_path / "stop", signal.SIGINT)
 
 
 @pytest.mark.usefixtures("heeds_ctrl_c")
@@ -231,11 +251,40 @@ def test_without_workers_signals_act_as_before(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_workers(tmp_path / "stop", signal.SIGINT)
     assert not (tmp_path / "stop").exists()
+    code = (
+        "import os, signal, sys; from pathlib import Path;"
+        "from zdp_bench.training.interrupts import stop_workers_first\n"
+        "with stop_workers_first(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGTERM)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, tmp_path / "stop"], check=False)
+    assert ended.returncode == -signal.SIGTERM  # as by default
 
 
 def test_a_thread_that_receives_no_signals_may_start_workers(tmp_path: Path) -> None:
     with ThreadPoolExecutor() as pool:
         pool.submit(run_workers, tmp_path / "stop").result()
+
+
+@pytest.mark.parametrize("reason", ["request", "orphan"])
+def test_a_worker_begins_no_job_after_a_request_or_without_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """A worker whose parent was killed went on with the jobs that joblib had queued."""
+    monkeypatch.setattr("zdp_bench.training.interrupts._watch", Mock())
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    request = tmp_path / "stop"
+    parent = os.getppid()
+    if reason == "request":
+        request.touch()
+    else:
+        parent += 1
+    try:
+        with pytest.raises(Stopped), stop_on_request(request, parent):
+            raise AssertionError
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert [path for path in tmp_path.iterdir() if path != request] == []
 
 
 @contextmanager

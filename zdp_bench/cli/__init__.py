@@ -104,7 +104,9 @@ def _run_command(words: list[str]) -> int:
         _print_message(hide_environment(str(error), words))
         return 2
     except Stopped as stop:
-        advice = f"; everything is saved, and {CONTINUING} from here"
+        advice = f"; {CONTINUING} from the last checkpoint"
+        if stop.has_saved:
+            advice = f"; everything is saved, and {CONTINUING} from here"
         _print_message(f"{stop}{advice if is_resumable else ''}.")
         return stop.exit_code
     except KeyboardInterrupt:

@@ -33,8 +33,8 @@ from zdp_bench.training.interrupts import (
     Stopped,
     explain,
     find_stop,
-    request_stop_of_workers,
     stop_on_request,
+    stop_workers_first,
 )
 from zdp_bench.training.spending import read_spending
 
@@ -243,7 +243,7 @@ def _stop_request() -> Iterator[Path]:
     """Yield the file that asks the workers which are started in this block to stop."""
     with tempfile.TemporaryDirectory(prefix="zdp-bench-") as folder:
         request = Path(folder) / "stop"
-        with request_stop_of_workers(request):
+        with stop_workers_first(request):
             yield request
 
 

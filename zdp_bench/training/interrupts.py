@@ -35,9 +35,10 @@ UNWRITABLE = {*_FULL, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM}
 class Stopped(BaseException):
     """A signal stopped the process. It is no `Exception`, so that a sweep stops too."""
 
-    def __init__(self, by: int) -> None:
-        super().__init__(by)
+    def __init__(self, by: int, has_saved: bool = True) -> None:
+        super().__init__(by, has_saved)
         self.by = by
+        self.has_saved = has_saved
 
     @property
     def exit_code(self) -> int:
@@ -100,47 +101,56 @@ def stop_on_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def request_stop_of_workers(request: Path) -> Iterator[None]:
-    """Ask the workers of a sweep to stop after SIGTERM or Ctrl-C, and then raise `Stopped`.
+def stop_workers_first(request: Path) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C raise `Stopped` after a sweep's workers have saved their runs.
 
-    The block starts the workers and ends once they have returned all jobs. A worker that exited
-    instead would make joblib kill the others before they have saved their runs. A second Ctrl-C
-    ends the block at once. Without workers, both signals act as before. Outside the main thread,
-    where Python receives no signals, the block does nothing.
+    joblib kills the workers if an error ends this block, and also if one of them exits. So they are
+    asked to stop, and the error is raised once none has a job. A second Ctrl-C ends the block at
+    once. Without workers, both signals act as before. Outside the main thread, where Python
+    receives no signals, the block does nothing.
 
     Args:
-        request: file that asks the workers to stop; see `stop_on_request`.
+        request: file that asks the workers to stop, alone in its folder; see `stop_on_request`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    received = 0
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal received
-        is_second_interrupt = received == number == signal.SIGINT
-        if is_second_interrupt or not multiprocessing.active_children():
-            old_handler = old_handlers[signal.Signals(number)]
-            if callable(old_handler):
-                old_handler(number, frame)
+    def stop(number: int, frame: FrameType | None) -> None:
+        if not multiprocessing.active_children():
+            _handle(number, frame, old_handlers[signal.Signals(number)])
             return
-        received = number
+        is_repeated = request.exists()
+        if is_repeated and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if is_repeated:
+            return
         request.touch()
+        while (jobs := _list_jobs(request)) and multiprocessing.active_children():
+            time.sleep(0.1)
+        # A worker that was still starting could not react. Its end made joblib kill the others.
+        raise Stopped(number, has_saved=not jobs)
 
-    old_handlers = {number: signal.getsignal(number) for number in EXIT_CODES}
-    for number in EXIT_CODES:
-        signal.signal(number, ask)
+    old_handlers = {number: signal.signal(number, stop) for number in EXIT_CODES}
     try:
         yield
-    except Exception:
-        if not received:
-            raise
-        # The signal ended a worker that was still starting, so joblib ended all.
     finally:
         for number, handler in old_handlers.items():
             signal.signal(number, handler)
-    if received:
-        raise Stopped(received)
+
+
+def _handle(number: int, frame: FrameType | None, handler: signal._HANDLER) -> None:
+    """Do what a signal did before another handler was set."""
+    if callable(handler):
+        handler(number, frame)
+    elif handler == signal.SIG_DFL:
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+
+def _list_jobs(request: Path) -> list[Path]:
+    """Return a file for each job that a worker carries out; see `stop_on_request`."""
+    return [path for path in request.parent.iterdir() if path != request]
 
 
 @contextmanager
@@ -151,7 +161,8 @@ def stop_on_request(request: Path, parent: int) -> Iterator[None]:
     process that started it, a worker ends.
 
     Args:
-        request: file whose creation asks the worker to stop.
+        request: file whose creation asks the worker to stop. A file beside it shows that this
+            worker has a job.
         parent: process that started the worker. Its end is a request too.
     """
     has_job = True
@@ -166,9 +177,10 @@ def stop_on_request(request: Path, parent: int) -> Iterator[None]:
         signal.signal(number, stop)
     _watch(request, parent)
     try:
-        if request.exists():
-            raise Stopped(signal.SIGTERM)
-        yield
+        with tempfile.NamedTemporaryFile(dir=request.parent):
+            if request.exists() or os.getppid() != parent:
+                raise Stopped(signal.SIGTERM)
+            yield
     finally:
         has_job = False
 
