@@ -394,6 +394,25 @@ def test_a_cache_that_was_filled_anew_is_emptied(maxsize: int | None) -> None:
             assert largest() == 1.0
 
 
+@pytest.mark.parametrize("maxsize", [1, 2, None])
+@pytest.mark.parametrize("is_cleared", [False, True])
+def test_a_cache_with_the_same_objects_for_other_keys_is_emptied(
+    maxsize: int | None, is_cleared: bool
+) -> None:
+    """It holds the same keys and values as before, and has as many misses."""
+    values = [True, False]
+    pick = functools.lru_cache(maxsize)(lambda index: values[index % 2])
+    pick(0), pick(1)
+    with preserve_outside_state(pick) as restore:
+        values.reverse()
+        if is_cleared:
+            pick.cache_clear()
+        for index in (2, 0, 1)[is_cleared:]:  # without a clear, they replace those of a small cache
+            pick(index)
+        restore()
+        assert [pick(index) for index in (0, 1, 2)] == [True, False, True]
+
+
 @pytest.mark.parametrize("maxsize", [2, None])
 def test_a_cache_with_the_same_entries_keeps_them(maxsize: int | None) -> None:
     square = functools.lru_cache(maxsize)(lambda value: value**2)

@@ -13,6 +13,7 @@ from typing import Any
 from zdp_bench.gradients.outside_state.content import (
     MISSING,
     Content,
+    are_same,
     content_of,
     is_library,
     read_cell,
@@ -101,40 +102,40 @@ def _(cell: types.CellType) -> Content:
 
 @content_of.register(type(lru_cache(len)))
 def _(function: Any) -> Content:
-    parts = [*_parts_of_cache(function), function.__dict__]
-    entries = _ids_of_entries(function)
+    cache = _cache_of(function)
+    misses, keys, values = function.cache_info().misses, [*cache], [*cache.values()]
+    # With the results of a cache of limited size. Python would crash if the dictionary of one were
+    # restored, because the cache points to its entries.
+    referents = [part for part in gc.get_referents(function) if part is not cache]
 
     def clear() -> bool:
-        nonlocal entries
-        if _ids_of_entries(function) != entries:  # misses may be as many as before, after a clear
+        nonlocal misses, keys, values
+        # Both: a small cache may hold the same entries with other results, and misses may be as
+        # many as before once it was cleared.
+        has_same_misses = function.cache_info().misses == misses
+        if not has_same_misses or not _holds(cache, keys, values):
             function.cache_clear()
-            entries = _ids_of_entries(function)
+            misses, keys, values = 0, [], []
         return False  # a smaller cache affects no result
 
-    return Content(parts, clear)
+    return Content([*referents, function.__dict__, *keys, *values], clear)
 
 
-def _ids_of_entries(function: Any) -> set[int]:
-    return {id(part) for part in _parts_of_cache(function) if part is not function.__dict__}
+def _cache_of(function: Any) -> dict[Any, Any]:
+    """Return the dictionary in which a cached function keeps its results."""
+    dictionaries: list[dict[Any, Any]] = [
+        part
+        for part in gc.get_referents(function)
+        if type(part) is dict and part is not function.__dict__
+    ]
+    return max(dictionaries, key=_count_entries)  # the others are results
 
 
-def _parts_of_cache(function: Any) -> list[Any]:
-    """Return the cached function and what its cache holds, but not the cache's own dictionary.
-
-    A cache of limited size points to the entries of its dictionary, so Python would crash if that
-    were cleared.
-    """
-    size = function.cache_info().currsize
-    is_limited = function.cache_info().maxsize is not None
-    parts = []
-    for part in gc.get_referents(function):  # with the results of a cache of limited size
-        is_own = type(part) is dict and part is not function.__dict__ and len(part) == size
-        if is_own and (not is_limited or all(map(_is_entry, part.values()))):
-            parts.extend([*part.keys(), *part.values()])
-        else:
-            parts.append(part)
-    return parts
+def _count_entries(dictionary: dict[Any, Any]) -> int:
+    """Return the number of entries of a cache of limited size, or 0 if it is something else."""
+    are_entries = all(type(value).__name__ == "_lru_list_elem" for value in dictionary.values())
+    return len(dictionary) if are_entries else 0
 
 
-def _is_entry(value: Any) -> bool:
-    return type(value).__name__ == "_lru_list_elem"
+def _holds(cache: dict[Any, Any], keys: list[Any], values: list[Any]) -> bool:
+    return are_same([*cache], keys) and are_same([*cache.values()], values)
