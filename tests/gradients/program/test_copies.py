@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import datetime
 import functools
+import logging
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,7 +21,7 @@ from torch.nn.utils import parametrizations
 
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import clipped_sum
-from zdp_bench.gradients.program import copy_apart
+from zdp_bench.gradients.program import copies, copy_apart
 
 
 class Statistics:
@@ -238,10 +242,17 @@ class Slotted:
         self.held = held
 
 
+class Named(NamedTuple):
+    held: Any
+
+
 HOLDERS: list[tuple[Callable[[Any], Any], Callable[[Any], Any]]] = [
     (lambda read: read, lambda held: held),
     (lambda read: [read], lambda held: held[0]),
     (lambda read: {"all": ((read,),)}, lambda held: held["all"][0][0]),
+    (lambda read: {read}, lambda held: next(iter(held))),
+    (lambda read: frozenset([(read,)]), lambda held: next(iter(held))[0]),
+    (lambda read: [Named(read)], lambda held: held[0].held),
     (Slotted, lambda held: held.held),
     (lambda read: functools.partial(lambda inner: inner(), read), lambda held: held),
     (lambda read: functools.partial(lambda *, inner: inner(), inner=read), lambda held: held),
@@ -307,6 +318,69 @@ def test_a_module_that_is_its_classs_only_instance_is_refused_and_not_written() 
     with pytest.raises(UserError, match="ModuleOfOneInstance gives an existing object instead"):
         copy_apart(model)
     assert model[0].weight is weight
+
+
+class SlottedWithLogger:
+    __slots__ = ("__logger", "seen")
+
+    def __init__(self, logger: Any) -> None:
+        self.__logger = logger
+        self.seen: list[float] = []
+
+    @property
+    def logger(self) -> Any:
+        return self.__logger
+
+
+@dataclass(slots=True)
+class Notes:
+    logger: Any
+    seen: list[float] = field(default_factory=list)
+
+
+@pytest.mark.parametrize("kind", [SlottedWithLogger, Notes])
+@pytest.mark.parametrize("logger", [logging.getLogger(__name__), threading.Lock()])
+def test_an_object_with_slots_is_copied_beside_what_it_shares(kind: Any, logger: Any) -> None:
+    """Copies shared it, so that each example added to one list and the model was refused."""
+    model: Any = nn.Linear(2, 2)
+    model.helper, model.seen = kind(logger), {logger: [kind(logger)]}
+    twin: Any = copy_apart(model)
+    copied, original = [twin.helper, *twin.seen[logger]], [model.helper, *model.seen[logger]]
+    for own, other in zip(copied, original, strict=True):
+        assert own.logger is other.logger
+        assert own.seen is not other.seen
+
+
+@pytest.mark.parametrize("value", [logging.getLogger(__name__), datetime.UTC, np.dtype("float32")])
+def test_a_model_with_a_logger_is_copied_once(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first copy failed, which took a hundred times as long."""
+    monkeypatch.setattr(copies, "_share_uncopyable", None)
+    model: Any = nn.Linear(2, 2)
+    model.value = value
+    assert copy_apart(model).value == value
+
+
+class SharesParts:
+    """An object that copies itself with a part that its copies share."""
+
+    def __init__(self, shared: Any) -> None:
+        self.shared, self.seen = shared, [0.0]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharesParts:
+        memo[id(self.shared)] = self.shared
+        twin = SharesParts(copy.deepcopy(self.shared, memo))
+        twin.seen = copy.deepcopy(self.seen, memo)
+        return twin
+
+
+@pytest.mark.parametrize("shared", [[1.0], threading.Lock(), Statistics()])
+def test_an_object_may_copy_itself_and_share_its_parts(shared: Any) -> None:
+    """The part was taken for a class's only instance, so that the whole object was shared."""
+    model: Any = nn.Linear(2, 2)
+    model.object = SharesParts(shared)
+    twin: Any = copy_apart(model)
+    assert twin.object.shared is shared
+    assert twin.object.seen is not model.object.seen
 
 
 class Tied(nn.Module):

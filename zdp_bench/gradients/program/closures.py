@@ -18,7 +18,7 @@ from zdp_bench.gradients.outside_state.content import (
 from zdp_bench.gradients.program.ours import HOOKS
 
 # What `copy.deepcopy` shares with the original, and what may hold it and cannot be changed.
-REFERRING = (FunctionType, BuiltinMethodType, partial, tuple)
+REFERRING = (FunctionType, BuiltinMethodType, partial, tuple, frozenset)
 CONTAINERS = {dict, OrderedDict, list, deque, set}  # which have no attributes
 
 
@@ -71,6 +71,12 @@ class _Functions:
                 copied_value = self.copy_of(value)
                 if copied_value is not value:
                     holder[key] = copied_value
+            if isinstance(holder, set):
+                for value in [value for value in holder if isinstance(value, REFERRING)]:
+                    copied_value = self.copy_of(value)
+                    if copied_value is not value:
+                        holder.remove(value)
+                        holder.add(copied_value)
 
     def copy_of(self, value: Any) -> Any:
         """Return the copy of a function or other object, or itself if there is none."""
@@ -99,9 +105,11 @@ class _Functions:
             count = len(value.args)
             named = dict(zip(value.keywords, arguments[count:], strict=True))
             return partial(function, *arguments[:count], **named)
-        if type(value) is tuple:
-            entries = tuple(map(self.copy_of, value))
-            return value if are_same([*entries], [*value]) else entries
+        is_named = isinstance(value, tuple) and hasattr(value, "_make")
+        if is_named or type(value) in (tuple, frozenset):
+            entries = [*map(self.copy_of, value)]
+            make = type(value)._make if is_named else type(value)
+            return value if are_same(entries, [*value]) else make(entries)
         return value
 
     def _copy_function(self, function: FunctionType) -> FunctionType:

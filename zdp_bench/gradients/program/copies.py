@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError, first_line
+from zdp_bench.gradients.outside_state.content import attributes_of, slots_of
 from zdp_bench.gradients.program.closures import refer_to_copies
 
 
@@ -60,16 +62,30 @@ class _Memo(dict[int, Any]):
     """What `copy.deepcopy` has copied, by the id of the original.
 
     It rejects an object that is given as its own copy, as by the `__new__` of a class with one
-    instance: `copy.deepcopy` would then overwrite the original's attributes with their copies.
+    instance: `copy.deepcopy` would then overwrite the original's attributes with their copies. A
+    logger has none that it would copy.
     """
 
     def __setitem__(self, number: int, copied: Any) -> None:
-        if number == id(copied) and not hasattr(type(copied), "__deepcopy__"):
+        if number == id(copied) and _is_overwritten(copied):
             raise TypeError(
                 f"{type(copied).__name__} gives an existing object instead of a new one: let its "
                 "__new__ create one"
             )
         dict.__setitem__(self, number, copied)  # `super` takes longer
+
+
+def _is_overwritten(value: Any) -> bool:
+    """Return True if `copy.deepcopy` takes an object itself for a new one, and fills it."""
+    if hasattr(type(value), "__deepcopy__"):
+        return False
+    reduce = copyreg.dispatch_table.get(type(value))
+    with suppress(Exception):  # not reducible, such as a lock that a `__deepcopy__` shares
+        reduced: Any = value.__reduce_ex__(4) if reduce is None else reduce(value)
+        create, arguments, *contents = reduced
+        is_filled = any(content is not None for content in contents)
+        return is_filled and create(*arguments) is value
+    return False
 
 
 def _copy(model: nn.Module, shared: dict[int, Any]) -> nn.Module:
@@ -133,9 +149,12 @@ def _is_copyable(value: Any, memo: dict[int, Any]) -> bool:
 
 
 def _parts_of(value: Any) -> list[Any]:
-    """Return the attributes of an object, or the values in a container."""
+    """Return the attributes of an object, and what it contains if it is a container."""
+    parts = [slot.read() for slot in slots_of(value)]
+    for attributes in attributes_of(value):
+        parts += attributes.values()
     if isinstance(value, Mapping):
-        return list(value.values())
-    if isinstance(value, list | tuple | set | frozenset | deque):
-        return list(value)
-    return list(vars(value).values()) if hasattr(value, "__dict__") else []
+        parts += [*value.keys(), *value.values()]
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        parts += value
+    return parts
