@@ -9,7 +9,8 @@ hospital_patient_id, study_patient, PatientID (anon), Patient (anonymised), Pati
 patient_study_id, hospitalPatientId, hospitalpatientid, id_patient, num_patient, código_paciente
 patient_identifier, DICOM:PatientID, SubjectID_2, hospital MRN, ukb_eid, StudyCaseID, pid_hash
 client_id, user id, pseudonym, patients, patient_idx, subject_uuid, participant_ref, person_uuid
-pseudo_id_patient, Patientenkennung, patient full name, patient_id_2, user_uuid
+brain_patient_id, main_subject_id, site_pat_id, source_patient, patient_seq, pseudo_id_patient
+Patientenkennung, patient full name, patient_id_2, user_uuid
 """
 FACTS = """
 patient_age, PatientSex, Patient Gender, patient_weight, PatientPosition, speaker_gender, is_patient

@@ -221,6 +221,16 @@ def test_a_signal_stops_once_no_worker_has_a_job(
     assert signal.getsignal(number) == before
 
 
+def test_a_first_ctrl_c_waits_for_workers_although_one_made_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that had got the signal first made the session's first Ctrl-C count as a second."""
+    (tmp_path / "stop").touch()
+    monkeypatch.setattr("multiprocessing.active_children", lambda: ["a worker"])
+    with pytest.raises(Stopped):
+        run_workers(tmp_path / "stop", signal.SIGINT)
+
+
 def test_workers_that_were_killed_are_not_waited_for_and_have_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

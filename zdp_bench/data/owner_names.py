@@ -200,10 +200,11 @@ OWNERS += "|volunteer|proband|versuchsperson|teilnehmer|speaker|animal"
 WEAK_OWNERS = "case|fall|pat|pt|p|lesion|user|client"
 IDENTIFIERS = "ids?|idx|identifier|identification|identity|no|nr|nbr|num|number|nummer|nummern"
 IDENTIFIERS += "|numero|kennung|name|nombre|code|codigo|key|hash|uid|uuid|guid|ref|pseudonym|index"
+IDENTIFIERS += "|seq|dir"
 # Words that say which name of an owner it is.
 QUALIFIERS = "anon|anonymous|anonymi[sz]ed|pseudo|deid|deidentified|hashed|masked|encoded"
 QUALIFIERS += "|study|trial|research|hospital|internal|external|local|global|unique|original|orig"
-QUALIFIERS += r"|full|\d+"
+QUALIFIERS += r"|full|site|hosp|clinic|centre|center|source|cohort|\d+"
 
 OWNER = re.compile(f"({OWNERS})(s|en|in)?")
 SINGLE_OWNER = re.compile(OWNERS)
@@ -211,7 +212,7 @@ IDENTIFIER = re.compile(IDENTIFIERS)
 QUALIFIER = re.compile(QUALIFIERS)
 # `hospitalpatientid`, but not `outpatientnumber`, whose patient is a kind of visit.
 OWNER_WITH_IDENTIFIER = re.compile(
-    f"(.*(?<!in)(?<!out)({OWNERS})(s|en|in)?|{WEAK_OWNERS})({IDENTIFIERS})+"
+    f"(?!(in|out)patient)(.*({OWNERS})(s|en|in)?|{WEAK_OWNERS})({IDENTIFIERS})+"
     f"|(mrn|eid|pseudonym)({IDENTIFIERS})*"
 )
 

@@ -116,15 +116,18 @@ def stop_workers_first(request: Path) -> Iterator[None]:
         yield
         return
 
+    received = 0  # a worker that gets a signal makes the same request
+
     def stop(number: int, frame: FrameType | None) -> None:
         if not multiprocessing.active_children():
             _handle(number, frame, old_handlers[signal.Signals(number)])
             return
-        is_repeated = request.exists()
-        if is_repeated and number == signal.SIGINT:
+        nonlocal received
+        if received == number == signal.SIGINT:
             raise KeyboardInterrupt
-        if is_repeated:
+        if received:
             return
+        received = number
         request.touch()
         while (jobs := _list_jobs(request)) and multiprocessing.active_children():
             time.sleep(0.1)

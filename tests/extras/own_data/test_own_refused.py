@@ -220,6 +220,10 @@ def test_patients_come_from_the_column_or_from_the_name(tmp_path: Path) -> None:
     assert folder(table, test_share=0.5).info(tmp_path).examples_per_patient == 4
     both = folder(table, patient="q(.*)[.]")
     assert_refused(lambda: both.info(tmp_path), "list.csv", "column patient, which dataset.patient")
+    table.write_text("\n".join(["path,label,patient_id", *lines]))
+    assert (
+        both.info(tmp_path).unit == "patient"
+    )  # it was to be renamed to patient, and then removed
 
 
 @pytest.mark.parametrize("kind", ["picture", "volume", "array"])

@@ -280,7 +280,7 @@ def _list_csv(path: Path, has_pattern: bool) -> Iterator[Item]:
         expect(bool(lines), "is empty; it must name its columns and list the files")
         (_, header), *rows = lines
         expect(bool(rows), "contains no line below its header; list a file in each")
-        _require_columns(header)
+        _require_columns(header, has_pattern)
         if has_pattern:
             rule = (
                 "has a column patient, which dataset.patient would replace; leave one of them out"
@@ -313,8 +313,13 @@ def _read_lines(text: str) -> list[tuple[int, list[str]]]:
     return lines
 
 
-def _require_columns(header: list[str]) -> None:
-    """Reject a header that lacks a column, repeats one, or has one that may be misspelt."""
+def _require_columns(header: list[str], has_pattern: bool) -> None:
+    """Reject a header that lacks a column, repeats one, or has one that may be misspelt.
+
+    Args:
+        header: names of the columns.
+        has_pattern: see `_list_csv`.
+    """
     names = [name.lower() for name in header]
     repeated = [name for name, count in Counter(names).items() if count > 1 and name in COLUMNS]
     if repeated:
@@ -329,8 +334,9 @@ def _require_columns(header: list[str]) -> None:
         if name.lower() in COLUMNS:
             continue
         for column, min_likeness in MIN_LIKENESS.items():
-            is_like = get_close_matches(name.lower(), [column], cutoff=min_likeness)
-            if column not in names and is_like:
+            if column in names or (column == "patient" and has_pattern):
+                continue
+            if get_close_matches(name.lower(), [column], cutoff=min_likeness):
                 raise Unfit(f"has an unknown column '{name}'. Is it {column}? Rename it")
 
 
