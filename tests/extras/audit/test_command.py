@@ -95,6 +95,21 @@ def test_a_script_of_any_name_is_the_file_in_the_folder(
     assert sys.modules["statistics"] is statistics
 
 
+def test_a_module_is_the_one_that_python_imports_in_the_folder(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    """A linked module found no neighbours of the link, and a file came before a package."""
+    (folder / "library").mkdir()
+    (folder / "library" / "real.py").write_text(f"import beside_link\n{SCRIPT}")
+    (folder / "linked.py").symlink_to("library/real.py")
+    (folder / "beside_link.py").touch()
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").write_text(SCRIPT)
+    (folder / "package.py").write_text("")
+    for module_name in ("linked", "package"):
+        assert command(capsys, "audit", f"{module_name}:right", "--runs=40")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -126,6 +126,25 @@ def test_true_claims_pass_and_false_ones_are_flagged_with_few_runs(
     assert step(train, BLANK, claim, runs=runs).verdict == verdict
 
 
+@pytest.mark.parametrize("unit", [3e37, 1e99])
+def test_a_release_of_large_numbers_is_measured_as_it_is(unit: float) -> None:
+    """Beyond 1e30, both neighbours' numbers were replaced by the same one."""
+
+    def count(examples: list[Example], seed: int) -> dict[str, Tensor]:
+        noise = 1e-6 * torch.randn(1, generator=torch.Generator().manual_seed(seed))
+        return {"sum": unit * (len(examples) + noise.double())}
+
+    assert step(count, BLANK, GAUSSIAN, runs=60).verdict == "flagged"
+
+
+@pytest.mark.parametrize("examples", [torch.zeros(4, 2, 3), np.zeros((4, 2, 3))])
+def test_the_examples_may_be_an_array_of_pairs(examples: Any) -> None:
+    def train(pairs: list[Example], seed: int) -> dict[str, Tensor]:
+        return gaussian([(torch.as_tensor(x).float(), y) for x, y in pairs], seed)
+
+    assert step(train, examples, GAUSSIAN, runs=40).verdict == "passes"
+
+
 STEPS = {"noise_multiplier": 1.0, "sample_rate": 0.5, "steps": 4}
 
 
@@ -245,10 +264,12 @@ def test_a_part_of_a_complex_tensor_hides_no_tensor_of_that_name() -> None:
         ({"examples": []}, "examples=\\[\\]: must not be empty"),
         ({"examples": 5}, "examples: a value of type int was given, but a list is required"),
         ({"examples": [(torch.ones(3), 1, 2)]}, "examples: must be pairs"),
+        ({"examples": torch.ones(4)}, "examples: must be pairs"),
+        ({"make_step": lambda *_: {"w": np.array([1e101])}}, "exceed 1e\\+100"),
         ({"make_step": lambda *_: {"w": np.array(["a"])}}, "'w' contains no numbers"),
         ({"make_step": lambda *_: [1]}, "must return a dictionary of tensors by name, not list"),
         ({"make_step": lambda *_: {"w": "x"}}, "'w' is a str"),
-        ({"make_step": lambda *_: {"w": torch.tensor([math.nan])}}, "finite without the canary"),
+        ({"make_step": lambda *_: {"w": torch.tensor([math.nan])}}, "without the canary"),
         ({"make_step": lambda e, _: {"w": torch.zeros(len(e))}}, "the same names and shapes"),
     ],
 )
@@ -287,6 +308,7 @@ def test_a_mechanism_claims_its_tight_epsilon_for_every_delta() -> None:
         ({"epsilon": None, "delta": 1e-5}, "claimed epsilon: a value of type NoneType"),
         ({"noise_multiplier": 1, "steps": 2.9}, "claimed steps=2.9: must be a whole number"),
         ({"noise_multiplier": 0}, "claimed noise_multiplier=0.0"),
+        ({"noise_multiplier": 1, "steps": 10**400}, "claimed steps: is too large a number"),
         ({"noise_multiplier": 1, "sample_rate": 2}, "claimed sample_rate=2.0"),
     ],
 )

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from zdp_bench.errors import UserError, in_one_line, require, wrong_type
 from zdp_bench.extras.audit.release import (
+    FAR_OFF,
     SHARES,
     Finding,
     Views,
@@ -140,10 +141,15 @@ def _list_examples(examples: Any, must_be_pairs: bool) -> list[Example]:
     except TypeError:
         raise wrong_type("examples", examples, "a list", "[(x, y), ...]") from None
     require(len(known) > 0, "examples", known, "must not be empty")
-    are_pairs = all(isinstance(each, tuple | list) and len(each) == 2 for each in known)
-    if must_be_pairs and not are_pairs:
+    if must_be_pairs and not all(_is_pair(each) for each in known):
         raise UserError("examples: must be pairs (x, y); of other examples, give the canary.")
     return known
+
+
+def _is_pair(example: Any) -> bool:
+    if isinstance(example, Tensor | np.ndarray):  # a row of an array of pairs
+        return example.ndim > 0 and len(example) == 2
+    return isinstance(example, tuple | list) and len(example) == 2
 
 
 def _extract_features(
@@ -246,7 +252,7 @@ def run_once(
         make_step: the function.
         examples: the examples.
         seed: the seed.
-        must_be_finite: whether to reject tensors that are not finite.
+        must_be_finite: whether to reject tensors that `make_finite` would change.
 
     Returns:
         flat float64 arrays; a complex tensor is two of them, the real and the imaginary part.
@@ -271,21 +277,18 @@ def run_once(
             raise UserError(
                 f"make_step: '{name}' contains no numbers ({in_one_line(error)})."
             ) from None
-        if must_be_finite and not torch.isfinite(tensor).all():
-            raise UserError(
-                f"make_step: '{name}' contains values that are not finite without the canary, so "
-                "it cannot be measured; clip values that overflow."
-            )
-        if tensor.is_complex():
-            release[name, "real"] = _flatten(tensor.real)
-            release[name, "imag"] = _flatten(tensor.imag)
-        else:
-            release[name, ""] = _flatten(tensor)
+        parts = {"real": tensor.real, "imag": tensor.imag} if tensor.is_complex() else {"": tensor}
+        for part, entries in parts.items():
+            values = entries.double().flatten()
+            measured = make_finite(values)
+            if must_be_finite and not torch.equal(measured, values):
+                raise UserError(
+                    f"make_step: '{name}' contains values that are not finite, or exceed "
+                    f"{FAR_OFF:g}, without the canary, so it cannot be measured; clip values that "
+                    "overflow."
+                )
+            release[name, part] = measured.numpy()
     return release
-
-
-def _flatten(tensor: Tensor) -> np.ndarray:
-    return make_finite(tensor.double().flatten()).numpy()
 
 
 def _subtract(release: Release, base: Release) -> Release:
@@ -476,10 +479,12 @@ def _read_number(
     """Return a number of a claim.
 
     Raises:
-        UserError: the value is not a number.
+        UserError: the value is not a number, or too large a one.
     """
     value = claimed.get(key, default)
     try:
         return float(value)  # type: ignore[arg-type]
+    except OverflowError:  # of an integer
+        raise UserError(f"claimed {key}: is too large a number; give one below 1e308.") from None
     except (TypeError, ValueError):
         raise wrong_type(f"claimed {key}", value, "a number", "for example 2.0") from None

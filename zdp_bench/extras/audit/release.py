@@ -192,7 +192,8 @@ FIT_FRACTION = 0.25  # of the trials fit direction and threshold; the others tes
 # which therefore gets the largest part; the other views find mostly large faults.
 SHARES = {"projection": 0.5, "distance": 0.25, "atom": 0.25}
 
-FAR_OFF = 1e30  # the number that stands for one that is not finite; its square does not overflow
+# The number that stands for one that is not finite: beyond all of float32, and its square is finite
+FAR_OFF = 1e100
 
 # (is the example present?, n) -> real coordinates [n, d] of n releases; each call has new noise
 Release = Callable[[bool, int], Tensor]
@@ -294,7 +295,8 @@ def attack_release(
 def make_finite(values: Tensor) -> Tensor:
     """Return values, float64, with those that are not finite replaced by distant ones.
 
-    An adversary can tell NaN and ∞ from every number. NaN itself would lose every comparison.
+    An adversary can tell NaN and ∞ from every number. NaN itself would lose every comparison. A
+    number beyond `FAR_OFF` counts as infinite, because its square may be.
     """
     finite = torch.nan_to_num(values, nan=FAR_OFF, posinf=FAR_OFF, neginf=-FAR_OFF)
     return finite.clamp(-FAR_OFF, FAR_OFF)

@@ -74,11 +74,14 @@ def _import(name: str) -> ModuleType:
     path = Path(name if is_path else f"{name}.py").absolute()
     if is_path and not path.is_file():
         raise UserError(f"{name}: there is no such file.")
-    folder = path.resolve().parent
+    # Python finds a script's imports beside the file that a link leads to, and a module's in the
+    # current folder, where it prefers a package to a file.
+    folder = path.resolve().parent if is_path else Path.cwd()
+    is_package = not is_path and Path(name, "__init__.py").is_file()
     if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))  # as `python my_script.py` does
+        sys.path.insert(0, str(folder))
     try:
-        if path.is_file():
+        if path.is_file() and not is_package:
             return _load(path)
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
