@@ -35,7 +35,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("cifar10", {"augment": "cropflip"}, "'cropflip' is not known. Did you mean 'crop_flip'"),
     ("fastmri", {"center_fraction": 0.3}, "dataset.center_fraction=0.3: must lie"),
     ("fastmri", {"height": 17, "width": 12}, "dataset.height=17: .* as large as 17 by 12"),
-    ("mri_sequences", {"validation_patients": 3}, "patients=3: must be less than the 3 test"),
+    (
+        "mri_sequences",
+        {"validation_patients": 3},
+        "patients=3: less than the number of test patients, 3",
+    ),
     (
         "mri_sequences_from_volumes",
         {"test_share": 0.01},
