@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable
 
+import httpx
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.app.message.message import make_message
@@ -11,6 +12,7 @@ from flwr.clientapp import ClientApp
 
 from tests.extras.federated.conftest import Make, Sound, carried_out
 from zdp_bench.extras.federated import exchange, simulation
+from zdp_bench.extras.federated.exchange import Request, pull_answer
 from zdp_bench.extras.federated.messages import VALUES
 from zdp_bench.extras.federated.simulation import FIRST, SerialGrid
 from zdp_bench.records import Document
@@ -169,3 +171,19 @@ def test_a_message_that_cannot_be_read_drops_one_answer_of_its_node_alone(
         record = carried_out_with(change, kind, configured, monkeypatch)
     assert epsilons_of(record, answers) == epsilons_of(honest)
     assert any("cannot be read (IndexError)" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize("failure", [httpx.ConnectError("refused"), MemoryError()])
+def test_a_failure_of_the_server_is_no_message_of_a_node(
+    caplog: pytest.LogCaptureFixture, failure: Exception
+) -> None:
+    """An unreachable SuperLink was logged as a node's message, each second of the patience."""
+
+    class Failing(SerialGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            raise failure
+
+    grid = Failing(ClientApp(), 1)
+    with pytest.raises(type(failure)):
+        pull_answer(grid, Request("train", FIRST, "1", "secret"))  # type: ignore[arg-type]
+    assert not caplog.messages

@@ -4,10 +4,13 @@ import logging
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from hypothesis import given
 from hypothesis import strategies as some
@@ -19,7 +22,8 @@ from zdp_bench.extras.federated import node, simulation
 from zdp_bench.extras.federated.exchange import Request
 from zdp_bench.extras.federated.messages import SECRET, VALUES, Malformed, content, values_of
 from zdp_bench.extras.federated.node import SEE_LOG
-from zdp_bench.extras.federated.roster import Roster, Standing, check_counts
+from zdp_bench.extras.federated.roster import Roster, Standing, check_counts, digest_of_key
+from zdp_bench.extras.federated.server import gather_nodes
 from zdp_bench.extras.federated.simulation import FIRST, set_sender
 from zdp_bench.records import Document
 
@@ -317,6 +321,7 @@ def test_a_node_that_joins_as_something_else_is_refused(
     address = FIRST + LIAR
     grid = simulation.SerialGrid(None, 0)  # type: ignore[arg-type]
     roster = Roster(grid, configured("federated.nodes=3"), SAME, [10] * 3, {})
+    roster._connected = {address: NodeInfo(node_id=address)}
     for announcement, present in ((TOLD | SAME | values, []), (TOLD | SAME, [LIAR])):
         answer = Message(
             content(announcement), reply_to=Message(content({}), address, "query.join")
@@ -332,15 +337,18 @@ def test_a_node_that_joins_again_raises_what_is_known_of_it_or_is_refused(
     configured: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     set_sender()
-    known = {LIAR: asdict(Standing(10, 2, entries=4, excess=1))}
+    client = NodeInfo(node_id=FIRST)
+    key = digest_of_key(client)
+    known = {LIAR: asdict(Standing(10, 2, entries=4, excess=1, key=key))}
     grid = simulation.SerialGrid(None, 0)  # type: ignore[arg-type]
     for records, examples, is_present, most in ((10, 1, 1, 2), (10, 5, 1, 5), (12, 9, 0, 2)):
         roster = Roster(grid, configured("federated.nodes=3"), {}, None, known)
+        roster._connected = {FIRST: client}
         announcement = TOLD | {"records": records, "examples_per_patient": examples}
         answer = Message(content(announcement), reply_to=Message(content({}), FIRST, "query.join"))
         roster._admit("query.join", FIRST, answer)
         assert len(roster.present) == is_present
-        expected = Standing(10, most, entries=4, excess=1)
+        expected = Standing(10, most, entries=4, excess=1, key=key)
         assert roster.standings[LIAR] == expected
     (line,) = told_by(caplog)
     assert "samples from 12 records, but from 10 when it first joined" in line
@@ -407,6 +415,88 @@ def test_a_number_belongs_to_the_key_that_joined_with_it_first(
     clients.number_of = {10: 0, 11: 2, 22: 2}
     resumed.meet()
     assert resumed.present == {0: 10, 2: 22}
+
+
+def test_a_key_frees_its_earlier_number_until_the_run_is_planned(
+    configured: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A site that was started once with a wrong partition-id kept another site's number."""
+    set_sender()
+    config = configured("federated.nodes=3")
+    clients = Clients({10: 1}, {})
+    roster = Roster(clients, config, {}, None, {})  # type: ignore[arg-type]
+    roster.meet()
+    clients.number_of = {12: 2}
+    roster.meet()
+    monkeypatch.setitem(TOLD, "records", 12)  # the numbers may have different counts
+    clients.number_of = {10: 0, 11: 1, 12: 2}
+    roster.meet()
+    assert roster.present == {0: 10, 1: 11, 2: 12}
+    assert not told_by(caplog)
+    resumed = Roster(clients, config, {}, None, roster.saved())  # type: ignore[arg-type]
+    clients.number_of = {10: 1}
+    resumed.meet()
+    (line,) = told_by(caplog)
+    assert "node 1: its key joined as node 0 before: start its SuperNode with part" in line
+    assert resumed.standings == roster.standings
+
+
+@pytest.mark.parametrize(("seconds", "is_warned"), [(0.02, True), (20.0, False)])
+def test_a_supernode_that_flower_gave_a_key_is_warned_as_it_first_joins(
+    configured: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    seconds: float,
+    is_warned: bool,
+) -> None:
+    """Its key is lost as it ends, so its number was refused for good, without a word before."""
+    set_sender()
+    registered = datetime(2026, 1, 1, tzinfo=UTC)
+    connected = registered + timedelta(seconds=seconds)
+    client = NodeInfo(
+        node_id=12,
+        public_key=b"drawn at the start",
+        registered_at=registered.isoformat(),
+        last_activated_at=connected.isoformat(),
+    )
+    clients = Clients({12: 2}, {})
+    monkeypatch.setattr(clients, "get_nodes", lambda: [client])
+    roster = Roster(clients, configured("federated.nodes=3"), {}, None, {})  # type: ignore[arg-type]
+    for _ in range(2):
+        roster.meet()
+        assert roster.present == {2: 12}
+        roster.present = {}  # so that it joins again
+    lines = told_by(caplog)
+    assert len(lines) == int(is_warned)
+    assert all("node 2: its SuperNode has no key of its own, so it" in line for line in lines)
+
+
+def test_a_node_of_an_earlier_version_is_told_so(
+    configured: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It repeats no secret, and Flower's words for a lost answer were all that was said."""
+    set_sender()
+    clients = Clients({10: 0}, {})
+    lost = Error(ErrorCode.MESSAGE_UNAVAILABLE, "it may have expired")
+    pulled: list[Message] = []
+
+    def pull(message_ids: Iterable[str]) -> list[Message]:
+        """Return the answer once, and then Flower's error, as Flower does."""
+        answers = [clients.answers[message_id] for message_id in message_ids]
+        if pulled:
+            return [Message(lost, reply_to=Message(content({}), 10, "query.join"))]
+        for answer in answers:
+            del answer.content[VALUES][SECRET]
+        pulled.extend(answers)
+        return answers
+
+    monkeypatch.setattr(clients, "pull_messages", pull)
+    config = configured("federated.nodes=1")
+    data = SimpleNamespace(train=range(10), digest="d")
+    monkeypatch.setattr("zdp_bench.extras.federated.server.split_by_patient", lambda *_: [])
+    context = SimpleNamespace(config=config, data=data, asked_to_stop=lambda: 0)
+    with pytest.raises(UserError, match="a node that joins: no valid answer came; both need the"):
+        gather_nodes(clients, context, {})  # type: ignore[arg-type]
 
 
 def test_a_node_that_comes_back_as_something_else_is_missed_and_the_run_goes_on(

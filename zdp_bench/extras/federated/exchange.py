@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import httpx
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
@@ -68,6 +69,8 @@ def pull_answer(grid: Grid, request: Request) -> Message | None:
     """
     try:
         messages = list(grid.pull_messages([request.message_id]))
+    except (httpx.TransportError, MemoryError):  # the server's own failure: no message came
+        raise
     except Exception as error:  # Flower unpacks untrusted bytes, which may raise anything
         log.warning(
             "SuperNode %d was asked, and a message came that cannot be read (%s); it is dropped",

@@ -12,9 +12,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
@@ -31,12 +33,15 @@ from zdp_bench.extras.federated.runner import rounds_of
 
 POLL_INTERVAL = 0.1  # seconds between two checks for new nodes
 RETRY_AFTER = 30.0  # seconds until a refused node is asked again, as it may have been restarted
+SELF_REGISTRATION = 1.0  # seconds within which a SuperNode that registers itself has connected
 # A patient's ε takes longer to compute the more examples the patient has: seconds for this many.
 MAX_EXAMPLES_PER_PATIENT = 1000
 MAX_RUNS = 100  # reject a report of more steps than this many runs of the plan would take
 
 JOIN_VALUES = {"node": int, "records": int, "examples_per_patient": int}
 LEDGER_VALUES = {"entries": int, "digest": str}  # a node's report of its ledger's position
+
+SAME_VERSION = "both need the same version of zdp-bench"
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +113,10 @@ class Refusal:
     number: int | None
     until: float
 
+    def __str__(self) -> str:
+        name = "a node that joins" if self.number is None else f"node {self.number}"
+        return f"{name}: {self.reason}"
+
 
 class Roster:
     """The nodes of a run.
@@ -115,7 +124,8 @@ class Roster:
     The server asks a node to join as soon as Flower lists it, and then to prepare. The node is
     present once it has answered both requests validly. It is asked again after a round that it did
     not answer, and `RETRY_AFTER` seconds after a refusal. A number belongs to the key that joined
-    with it first, also after the run is resumed.
+    with it first, also after the run is resumed. A key has one number, which it can change until
+    the run is planned.
 
     Attributes:
         num_nodes: the number of nodes in the federation.
@@ -157,9 +167,10 @@ class Roster:
         self.present: dict[int, int] = {}
         self.affordable_steps: Callable[[int, int], int | None] = lambda number, steps: None
         self._expected, self._sizes = expected, sizes
+        self._is_planned = bool(known)
         # Flower's id -> number, for every node that has joined and is still connected
         self._number_of: dict[int, int] = {}
-        self._key_of: dict[int, str] = {}  # Flower's id -> digest of its key, if it is connected
+        self._connected: dict[int, NodeInfo] = {}  # by Flower's id
         self._pending: dict[int, Request] = {}  # requests without an answer, by Flower's id
         self._refused: dict[int, Refusal] = {}  # by Flower's id
         self._preparation: dict[str, Any] | None = None  # run and rounds, once the plan is known
@@ -168,9 +179,8 @@ class Roster:
 
     def meet(self) -> None:
         """Ask new nodes to join, forget disconnected ones, and process the answers so far."""
-        nodes = list(self.grid.get_nodes())
-        self._key_of = {node.node_id: digest_of_key(node) for node in nodes}
-        connected = set(self._key_of)
+        self._connected = {node.node_id: node for node in self.grid.get_nodes()}
+        connected = set(self._connected)
         self._forget_disconnected(connected)
         busy = self._pending.keys() | self._refused.keys() | set(self.present.values())
         for address in sorted(connected - busy):
@@ -248,6 +258,7 @@ class Roster:
             rounds: the number of rounds in the plan.
             mechanism_digests: the digest of the mechanism that each node must have, by its number.
         """
+        self._is_planned = True
         self._preparation = {"run": run, "rounds": rounds}
         self._mechanism_digests = mechanism_digests
         self._max_entries = MAX_RUNS * rounds * self.steps_per_round
@@ -344,6 +355,10 @@ class Roster:
         """Return the nodes' standings as plain values, for a checkpoint."""
         return {number: asdict(standing) for number, standing in sorted(self.standings.items())}
 
+    def list_refusals(self) -> list[str]:
+        """Return why nodes are refused, also those whose numbers are not known."""
+        return sorted(map(str, self._refused.values()))
+
     def refusals(self) -> dict[int, str]:
         """Return why nodes are refused, by their numbers."""
         return {
@@ -377,11 +392,12 @@ class Roster:
         number = self._number_of.get(address)
         try:
             if answer.has_error():
+                # An earlier version's answer repeats no secret, so it was dropped: none is left.
+                if answer.error.code == ErrorCode.MESSAGE_UNAVAILABLE:
+                    raise Malformed(f"no valid answer came; {SAME_VERSION}")
                 raise Malformed(reason_of(answer))
             if kind == "query.join":
                 values = checked_values(answer, JOIN_VALUES)
-                if number is not None and values["node"] != number:
-                    raise Malformed(f"says that it is node {values['node']}")
                 number = values["node"]
                 self._join(number, address, values_of(answer))
                 if self._preparation:
@@ -391,16 +407,13 @@ class Roster:
             if kind == "query.prepare":
                 values = checked_values(answer, LEDGER_VALUES | {"mechanism": str})
                 if values["mechanism"] != self._mechanism_digests[number]:
-                    raise Malformed(
-                        "its mechanism differs from the server's: both need the same version of "
-                        "zdp-bench"
-                    )
+                    raise Malformed(f"its mechanism differs from the server's: {SAME_VERSION}")
                 self.note_ledger(number, values)
             self.present[number] = address
         except Malformed as error:
-            self._refused[address] = Refusal(str(error), number, time.monotonic() + RETRY_AFTER)
-            name = "a node that joins" if number is None else f"node {number}"
-            log.warning("%s: %s; it is refused", name, error)
+            refusal = Refusal(str(error), number, time.monotonic() + RETRY_AFTER)
+            self._refused[address] = refusal
+            log.warning("%s; it is refused", refusal)
 
     def _join(
         self,
@@ -427,9 +440,11 @@ class Roster:
             raise Malformed("has no records")
         records, examples = values["records"], values["examples_per_patient"]
         check_counts(self._config, records, examples)
+        node = self._connected[address]
+        key = digest_of_key(node)
+        self._free_other_numbers(number, address, key)
         # A node that joins again keeps its standing: nothing it says takes back what was counted.
         standing = self.standings.get(number, Standing(records, examples))
-        key = self._key_of.get(address, "")
         if standing.key not in ("", key):
             raise Malformed(
                 f"its key is not the one with which node {number} first joined: start its "
@@ -440,9 +455,33 @@ class Roster:
                 f"samples from {records:,} records, but from {standing.records:,} when it first "
                 "joined: restore its data, or begin again with force=true"
             )
+        if not standing.key and is_registered_at_start(node):
+            log.warning(
+                "node %d: its SuperNode has no key of its own, so it cannot return to this run "
+                "after a restart: start it with --auth-supernode-private-key",
+                number,
+            )
         examples = max(examples, standing.examples_per_patient)
         self.standings[number] = replace(standing, examples_per_patient=examples, key=key)
         self._number_of[address] = number
+
+    def _free_other_numbers(
+        self,
+        number: int,
+        address: int,
+        key: str,
+    ) -> None:
+        """Free the numbers under which a key joined before; none is free once they are planned."""
+        for other, standing in list(self.standings.items()):
+            if standing.key != key or other == number:
+                continue
+            if self._is_planned:
+                raise Malformed(
+                    f"its key joined as node {other} before: start its SuperNode with "
+                    f"partition-id={other}"
+                )
+            del self.standings[other]
+            self._number_of.pop(address, None)
 
 
 def check_counts(
@@ -476,12 +515,26 @@ def check_counts(
 
 
 def digest_of_key(node: NodeInfo) -> str:
-    """Return the digest of the public key that Flower requires of a node.
+    """Return the digest of a node's public key.
 
-    A node of a simulation has no key; its address is used.
+    A SuperNode without `--auth-supernode-private-key` draws a new key at each start. A node of a
+    simulation has no key; its address is used.
     """
     key = node.public_key or str(node.node_id).encode()
     return hashlib.sha256(key).hexdigest()
+
+
+def is_registered_at_start(node: NodeInfo) -> bool:
+    """Return whether a SuperNode seems to have registered itself, with a key that it drew.
+
+    Flower does not state it. But such a SuperNode connects as soon as it is registered, while a key
+    is registered by a command of its own before.
+    """
+    if not (node.registered_at and node.last_activated_at):  # as in a simulation
+        return False
+    registered = datetime.fromisoformat(node.registered_at)
+    connected = datetime.fromisoformat(node.last_activated_at)
+    return (connected - registered).total_seconds() < SELF_REGISTRATION
 
 
 def reason_of(answer: Message) -> str:

@@ -190,7 +190,7 @@ def gather_nodes(
     all_known = len(roster.standings) >= nodes
     enough_present = len(roster.present) >= roster.min_nodes
     if not all_present and not (all_known and enough_present):
-        refusals = [f"node {node}: {reason}" for node, reason in sorted(roster.refusals().items())]
+        refusals = roster.list_refusals()
         reasons = f" ({'; '.join(refusals)})" if refusals else ""
         raise UserError(
             f"only {len(roster.present)} of {nodes} nodes joined within federated.patience="
