@@ -38,7 +38,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (
         "mri_sequences",
         {"validation_patients": 3},
-        "patients=3: less than the number of test patients, 3",
+        "must be less than the number of test patients, 3",
     ),
     (
         "mri_sequences_from_volumes",
