@@ -247,7 +247,7 @@ class Physionet2012(Dataset):
             validation=num_validation,
             input_shape=(NUM_FEATURES,),
             outputs=1,
-            owners=NUM_PATIENTS - num_validation,
+            owners=NUM_PATIENTS - num_validation,  # of the training examples
         )
 
 

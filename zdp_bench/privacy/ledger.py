@@ -107,9 +107,9 @@ class KnownStarts:
     def find_generation(self, execution_digest: str, step: int, state_digest: str) -> str | None:
         """Return the generation that continues from a state; None if there is none.
 
-        A state may have several generations: one in each of several ledgers, or one whose start was
-        revoked, and a later one. The last generation in reading order whose start is not revoked
-        continues.
+        A state may have several generations: several ledgers may each record one, and a later one
+        is recorded after the start of the first was revoked. Of those whose start is not revoked,
+        the last one in reading order is returned.
         """
         generations = self._generations.get((execution_digest, step, state_digest), [])
         for generation in reversed(generations):

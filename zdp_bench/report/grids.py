@@ -234,8 +234,9 @@ def _count_folds(fillings: Sequence[Filling]) -> dict[tuple[str, str | None, flo
     """Return the number of folds of each row, variant and target ε.
 
     The folds are the digests of the jobs with the same row, variant, target ε and seed. They are
-    counted for each seed separately, because a recipe may draw another split for each seed. The
-    digests then differ between seeds, but are no further folds.
+    counted for each seed separately, because a recipe may set the seed of its split to the run's
+    seed. The split is part of the digest, so the digests then differ between seeds, but are no
+    further folds.
     """
     # row, variant and target ε -> seed -> digests of the jobs
     folds: dict[tuple[str, str | None, float], dict[int, set[str]]] = {}
@@ -256,8 +257,9 @@ def _keep_complete_seeds(runs: Sequence[Record], target: float, num_folds: int) 
     count twice.
     """
     fitting = [run for run in runs if not _why_not_counted(run, target)]
-    num_runs = Counter(run.seed for run in fitting)
-    return [run for run in fitting if num_runs[run.seed] >= num_folds]
+    # `_group_runs` keeps one run of each seed and fold.
+    num_folds_of_seed = Counter(run.seed for run in fitting)
+    return [run for run in fitting if num_folds_of_seed[run.seed] >= num_folds]
 
 
 def _why_not_counted(run: Record, target: float) -> str:
@@ -498,7 +500,7 @@ def _note_seeds_left_out(
             kept = kept_runs.get((row, variant), {}).get(target, [])
             kept_seeds = {run.seed for run in kept}
             runs_left_out = [run for run in all_runs[target] if run.seed not in kept_seeds]
-            # A seed that lacks a fold may also have a run that does not count: that is its reason.
+            # If a run of a seed does not count, the reason is stated, and not the missing fold.
             reasons = {run.seed: UNFINISHED for run in runs_left_out}
             reasons |= {
                 run.seed: reason

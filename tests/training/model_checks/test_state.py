@@ -202,10 +202,10 @@ def test_a_model_that_looks_its_modules_up_in_a_global_is_told_so(read: Any) -> 
     scales: dict[nn.Module, float] = {}
     net = Made(lambda net, x: x * (read(scales, net) or 1.0))
     scales[net] = 3.0
-    said = (
+    sentence = (
         "^a copy of the model.* in attributes of the model, not by a module or its id in a global"
     )
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=sentence):
         check(mlp(net))
 
 

@@ -57,7 +57,7 @@ class Journal:
     trials: list[Document] = field(default_factory=list)
     ended_by: str = ""
 
-    def list_trials(self) -> list[Document]:
+    def list_all_trials(self) -> list[Document]:
         """Return the trials so far, and the saved ones that this process has not come to yet.
 
         The saved ones stay listed, so that their runs still belong to the search if this process is
@@ -70,7 +70,7 @@ class Journal:
         """Return the folders of the listed trials' runs, without the trial of this number."""
         return {
             records.folder(self.config.results, self.config.recipe, trial["run"])
-            for trial in self.list_trials()
+            for trial in self.list_all_trials()
             if trial["trial"] != number
         }
 
@@ -111,7 +111,7 @@ def make_record(journal: Journal) -> Document:
     The total ε is composed anew, from all runs in the results folder.
     """
     options, config, data = journal.options, journal.config, journal.data
-    trials = journal.list_trials()
+    trials = journal.list_all_trials()
     asked = range(1, options.trials + 1)
     finished = [t for t in trials if t["trial"] in asked and t["state"] != "open"]
     best = _find_best(trials, journal.metric)

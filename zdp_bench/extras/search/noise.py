@@ -60,7 +60,7 @@ def choose_noise(
     overrides: Sequence[str],
     data: Splits,
     earlier_runs: Sequence[Spending],
-    trial_folders: Collection[Path],
+    folders_of_other_trials: Collection[Path],
 ) -> list[str]:
     """Return the overrides that calibrate a new trial's noise; none for a search without an ε.
 
@@ -74,8 +74,8 @@ def choose_noise(
         overrides: the overrides of the trial.
         data: the trial's data set.
         earlier_runs: the runs that are not trials of the search.
-        trial_folders: the folders of all other trials, also of saved ones that this process has not
-            come to yet.
+        folders_of_other_trials: the folders of all other trials, also of saved ones that this
+            process has not come to yet.
 
     Raises:
         UserError: see `calibrate_noise`; or the earlier runs leave nothing for the search.
@@ -90,7 +90,7 @@ def choose_noise(
     )
     planned = _plan_steps_of_one_unit(configured([*overrides, *noise_overrides]), data)
     runs = read_spendings_of_recipe(config, journal.data)
-    runs_of_trials = [run for run in runs if run.home in trial_folders]
+    runs_of_trials = [run for run in runs if run.home in folders_of_other_trials]
     if all(_spends_the_same(run.spent, planned) for run in runs_of_trials):
         return noise_overrides
     runs_before = [*earlier_runs, *runs_of_trials]

@@ -107,7 +107,7 @@ def search(options: SearchOptions, show: Shown = "progress") -> tuple[Document, 
         _run_trials(journal, show, print_line)
     except BaseException:  # record the total ε, however the search ended
         with suppress(UserError):  # an error of `write` would hide why the search ended
-            if journal.list_trials():  # a search that was refused leaves no record
+            if journal.list_all_trials():  # a search that was refused leaves no record
                 journal.write()
         raise
     return journal.write(), folder
@@ -207,12 +207,14 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
             if has_run:  # the run keeps its noise, even if other runs have spent more since
                 noise_overrides = saved_trial["noise"]
             else:
-                # Earlier runs are those of no other trial of this search. If this trial replaces a
-                # saved trial, the run of the saved one is an earlier run.
-                trial_folders = journal.list_folders_except(number)
-                earlier_runs = [run for run in runs_at_start if run.home not in trial_folders]
+                # Earlier runs belong to no trial of this search. If this trial replaces a saved
+                # one, the run of the replaced trial is among them.
+                folders_of_other_trials = journal.list_folders_except(number)
+                earlier_runs = [
+                    run for run in runs_at_start if run.home not in folders_of_other_trials
+                ]
                 noise_overrides = choose_noise(
-                    journal, overrides, data, earlier_runs, trial_folders
+                    journal, overrides, data, earlier_runs, folders_of_other_trials
                 )
                 if earlier_runs and not has_described_earlier_runs:
                     print_line(describe_earlier_runs(options, config, earlier_runs))
@@ -309,10 +311,10 @@ def create_study(options: SearchOptions, config: Run, metric: Metric) -> optuna.
 
 
 def hold_out(options: SearchOptions, override: str) -> SearchOptions:
-    """Return a search with the override that holds out validation examples.
+    """Return a search, which holds out nothing yet, with the override that holds out examples.
 
     Raises:
-        UserError: the search sets this key already.
+        UserError: the search sets this key itself, and so sets it to 0.
     """
     for word in options.fixed:
         key, _ = split_word(word)
