@@ -80,8 +80,8 @@ def write_bytes(path: Path, content: bytes | BytesIO) -> None:
             if isinstance(content, bytes):
                 file.write(content)
             else:
-                # Released also by an error, whose traceback holds it. Python 3.13 complains of a
-                # BytesIO that is deleted before its buffer.
+                # `with`, because the traceback of an error would keep the buffer, and Python 3.13
+                # complains of a BytesIO that is deleted before its buffer is released.
                 with content.getbuffer() as buffer:
                     file.write(buffer)
             file.flush()

@@ -148,7 +148,7 @@ def reading(path: Path, max_bytes: int | None = None) -> Iterator[None]:
 
 
 def _find_refusal(path: Path) -> Exception | None:
-    """Return the system's error in opening a file, of which some libraries tell nothing."""
+    """Return the system's error when a file is opened, which some libraries do not pass on."""
     try:
         path.open("rb").close()
     except Exception as error:

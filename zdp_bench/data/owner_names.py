@@ -196,7 +196,7 @@ def _plain(name: str) -> str:
 OWNERS = "patient|paciente|paziente|participant|subject|subj|person|individual|owner|donor"
 OWNERS += "|volunteer|proband|versuchsperson|teilnehmer|speaker|animal"
 # Words that stand for an owner only before an identifier: a column `case` may well say case or
-# control, and `use_case_name` is no case of a patient.
+# control, and `use_case_name` names no case of a patient.
 WEAK_OWNERS = "case|fall|pat|pt|p|lesion|user|client"
 IDENTIFIERS = "ids?|idx|identifier|identification|identity|no|nr|nbr|num|number|nummer|nummern"
 IDENTIFIERS += "|numero|kennung|name|nombre|code|codigo|key|hash|uid|uuid|guid|ref|pseudonym|index"
@@ -218,10 +218,10 @@ OWNER_WITH_IDENTIFIER = re.compile(
 
 
 def may_name_owners(column: str) -> bool:
-    """Return True if a table's column has a usual name of that with the owners of its lines.
+    """Return True if the name of a table's column suggests that it names the owners of the lines.
 
     The name may have more words, as `hospital_patient_id`, `study_patient` and `PatientID (anon)`.
-    Facts about owners, such as `patient_age` and `native_speaker`, have other names.
+    Names of facts about owners, such as `patient_age` and `native_speaker`, do not suggest it.
     """
     words = [word for word in _split_words(column) if not QUALIFIER.fullmatch(word)]
     if not words:

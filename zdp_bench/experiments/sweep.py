@@ -186,7 +186,7 @@ def require_launcher(launcher: str, settings: list[str]) -> None:
         settings: overrides of the launcher.
 
     Raises:
-        UserError: the launcher is unknown or not available here, or a setting is not one of its.
+        UserError: the launcher is unknown or not available here, or does not have such a setting.
     """
     if launcher not in group_options("launcher"):
         raise unknown("launcher", launcher, group_options("launcher"))

@@ -150,7 +150,7 @@ def describe(packed: Tensor) -> str:
 
 
 def advice_on_parts(packed: Tensor) -> str:
-    """Say, after an error, what a model or a loss gets of the entries of a list or tuple."""
+    """Return advice to add to an error about a list or tuple; empty for a single tensor."""
     entries = unpack(packed)
     if not isinstance(entries, tuple):
         return ""

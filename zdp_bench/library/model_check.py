@@ -73,7 +73,15 @@ def check_model(
 
 
 def require_gradients(caller: str, device: torch.device) -> None:
-    """Reject a call of the function `caller` while torch records no, or rounded, gradients."""
+    """Reject a call while torch records no gradients, or rounds them under autocast.
+
+    Args:
+        caller: name of the called function, for the error.
+        device: device of the model.
+
+    Raises:
+        UserError: such a context is entered.
+    """
     if not torch.is_grad_enabled():
         raise UserError(
             f"{caller} computes gradients: call it outside torch.no_grad() and "

@@ -502,11 +502,9 @@ def _note_seeds_left_out(
             runs_left_out = [run for run in all_runs[target] if run.seed not in kept_seeds]
             # If a run of a seed does not count, the reason is stated, and not the missing fold.
             reasons = {run.seed: UNFINISHED for run in runs_left_out}
-            reasons |= {
-                run.seed: reason
-                for run in runs_left_out
-                if (reason := _why_not_counted(run, target))
-            }
+            for run in runs_left_out:
+                if reason := _why_not_counted(run, target):
+                    reasons[run.seed] = reason
             for reason, places in left_out.items():
                 seeds = [seed for seed in reasons if reasons[seed] == reason]
                 where = name if reason == NO_TARGET else f"{name}, {_heading(target)}"

@@ -345,10 +345,11 @@ def _note_missing_folds(frame: pd.DataFrame, by: Sequence[str], keys: Sequence[s
     if not (frame.groupby([*by], dropna=False)[FOLD].nunique() > 1).any():
         return []
     settings = ["recipe", "dataset", *(key for key in keys if key != FOLD)]
-    words = zip(*(frame[key].map(_as_word) for key in settings), strict=True)
+    columns = [frame[key].map(_as_word) for key in settings]
+    settings_of_runs = zip(*columns, strict=True)
     folds: dict[tuple[str, ...], dict[int, set[Any]]] = {}  # of each seed, by settings
-    for key, seed, fold in zip(words, frame["seed"], frame[FOLD], strict=True):
-        folds.setdefault(key, {}).setdefault(seed, set()).add(fold)
+    for values, seed, fold in zip(settings_of_runs, frame["seed"], frame[FOLD], strict=True):
+        folds.setdefault(values, {}).setdefault(seed, set()).add(fold)
     incomplete: dict[str, None] = {}  # without repetition, in order
     for (recipe, dataset, *_), folds_of_seeds in folds.items():
         all_folds = set().union(*folds_of_seeds.values())

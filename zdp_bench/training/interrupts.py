@@ -116,7 +116,7 @@ def stop_workers_first(request: Path) -> Iterator[None]:
         yield
         return
 
-    received = 0  # a worker that gets a signal makes the same request
+    received = 0  # not `request.exists()`: a worker that gets a signal makes the request too
 
     def stop(number: int, frame: FrameType | None) -> None:
         if not multiprocessing.active_children():

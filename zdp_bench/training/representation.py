@@ -68,7 +68,7 @@ def shares_data(trained_on: str, private: str) -> bool:
 
 
 def _contains(text: str, name: str) -> bool:
-    """Return True if a text contains a name, in any spelling; 'CIFAR-100' has no 'cifar10'."""
+    """Return True if a text contains a name in any spelling. 'CIFAR-100' lacks 'cifar10'."""
     letters = _plain(name)
     pattern = r"[\W_]*".join(letters)
     if letters[-1:].isdigit():

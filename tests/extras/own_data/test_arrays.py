@@ -98,7 +98,7 @@ REFUSED: dict[str, tuple[np.ndarray | str, str]] = {
     "NA in the first line": ("NA,2\n3,4\n", "cannot be read"),
     "numbered columns": ("0,1\n1.5,2.5\n", "line 0,1, which may number the columns"),
     "columns numbered from 1": ("1,2,3\n5,6,7\n", "line 1,2,3, which may number the columns"),
-    "row numbers of pandas": (",I\n0,1.5\n1,2.5\n", "line ,I, which names not every column"),
+    "row numbers of pandas": (",I\n0,1.5\n1,2.5\n", "line ,I, which does not name every column"),
     "numbered columns of integers": ("0,1\n1,2\n", "line 0,1, which may number the columns"),
     "a numbered column": ("0\n1.5\n", "line 0, which may number the columns"),
     "a comment": ("1,2\n#3,4\n", "cannot be read"),

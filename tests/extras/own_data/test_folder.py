@@ -409,7 +409,7 @@ def test_masks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     make.write_nifti(mask.with_name("more.nii"), 3)
     refuse("is a mask without an image", "more.nii")
     mask.with_name("more.nii").rename(mask.with_suffix(".nii.gz"))
-    refuse("is a mask without an image of the same name, or the second of one", "scan.nii:")
+    refuse("is a mask without an image of the same name, or the second mask of one", "scan.nii:")
     scan = tmp_path / "d/images/p3/scan.nii.gz"
     scan.rename(scan.with_suffix(".GZ"))
     refuse("is a mask of the same image as")

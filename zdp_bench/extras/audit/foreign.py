@@ -135,7 +135,7 @@ def step(
 
 
 def _list_examples(examples: Any, must_be_pairs: bool) -> list[Example]:
-    """Return the examples as a list; reject what is none, or has no pairs to choose a canary of."""
+    """Return the examples as a list; reject what cannot be listed or, if required, is no pair."""
     try:
         known = [*examples]
     except TypeError:
@@ -245,14 +245,14 @@ def run_once(
 ) -> Release:
     """Run the function once, and return its tensors.
 
-    If a release is not finite with the canary alone, this reveals the canary, so it is a value like
-    any other (see `make_finite`). Without the canary it is a mistake in the function.
+    A release that is not finite only if the canary is present reveals the canary, so it is measured
+    (see `make_finite`). If the canary is absent, such a release is a mistake in the function.
 
     Args:
         make_step: the function.
         examples: the examples.
         seed: the seed.
-        must_be_finite: whether to reject tensors that `make_finite` would change.
+        must_be_finite: whether to reject tensors that `make_finite` would change. Default: False.
 
     Returns:
         flat float64 arrays; a complex tensor is two of them, the real and the imaginary part.

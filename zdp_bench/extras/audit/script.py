@@ -60,7 +60,7 @@ def audit_script(
 
 
 def _import(name: str) -> ModuleType:
-    """Import a script by its path, or a module by its name; a file in the current folder is first.
+    """Import a script by its path, or a module by its name, first from the current folder.
 
     A file is loaded by its path, because a module of its name, such as Python's own `statistics`,
     may have been imported already.

@@ -47,7 +47,14 @@ def send(
     addresses: Iterable[int],
     contents: RecordDict,
 ) -> list[Request]:
-    """Send a request with the same contents to each address."""
+    """Send a request with the same contents to each address, and return the requests.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        kind: Flower's message type.
+        addresses: Flower's ids of the nodes.
+        contents: what all requests contain, apart from their secrets.
+    """
     secret_of = {address: secrets.token_hex(16) for address in addresses}
     messages = []
     for address, secret in secret_of.items():
@@ -66,6 +73,10 @@ def pull_answer(grid: Grid, request: Request) -> Message | None:
 
     Formal guarantees: an answer with content was made by someone who received the request. A
     message that cannot be read affects no other request.
+
+    Raises:
+        httpx.TransportError: Flower's server cannot be reached.
+        MemoryError: memory ran out.
     """
     try:
         messages = list(grid.pull_messages([request.message_id]))
@@ -73,7 +84,7 @@ def pull_answer(grid: Grid, request: Request) -> Message | None:
         raise
     except Exception as error:  # Flower unpacks untrusted bytes, which may raise anything
         log.warning(
-            "SuperNode %d was asked, and a message came that cannot be read (%s); it is dropped",
+            "an answer to the request to SuperNode %d cannot be read (%s); it is dropped",
             request.address,
             type(error).__name__,
         )
@@ -86,7 +97,7 @@ def pull_answer(grid: Grid, request: Request) -> Message | None:
             return message
         else:
             log.warning(
-                "SuperNode %d was asked, and a message came that does not answer; it is dropped",
+                "an answer to the request to SuperNode %d lacks its secret; it is dropped",
                 request.address,
             )
     return failure
@@ -97,7 +108,13 @@ def wait_for_answers(
     requests: Sequence[Request],
     patience: float,
 ) -> dict[int, Message]:
-    """Return the answers that come within `patience` seconds, by address."""
+    """Return the answers that come in time, by the address of the node.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        requests: the requests.
+        patience: seconds to wait for the answers.
+    """
     deadline = time.monotonic() + patience
     answers: dict[int, Message] = {}
     while True:

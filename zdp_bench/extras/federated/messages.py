@@ -22,7 +22,7 @@ from torch import Tensor
 from zdp_bench.privacy.noise import real_view
 
 VALUES, ARRAYS, LAYOUT = "values", "arrays", "layout"
-SECRET = "secret"  # the value of a request that its answer has to repeat
+SECRET = "secret"  # name of the value of a request that its answer has to repeat
 MAX_COUNT = 10**9  # largest valid number of examples, steps or rounds
 MAX_ROUNDS = 1_000_000  # a server that requests more would only keep a node busy
 MAX_LENGTH = 256  # of a string from a node, in characters

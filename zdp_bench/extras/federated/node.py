@@ -548,7 +548,7 @@ def _handler(respond: Callable[[Message, Context], RecordDict]) -> Handler:
 
     def answer(message: Message, context: Context) -> Message:
         contents = respond(message, context)
-        # shows the server who answers; see `exchange.py`
+        # the only proof of who answers that the server accepts; see `exchange.py`
         contents.config_records[VALUES][SECRET] = str(values_of(message).get(SECRET))
         return Message(contents, reply_to=message)
 

@@ -158,7 +158,8 @@ class Roster:
                 number.
             known: the nodes in the checkpoint, as `saved` returned them.
         """
-        self.grid, self._config = grid, config
+        self.grid = grid
+        self._config = config
         self.num_nodes = config.federated.nodes or 1
         self.min_nodes = config.federated.min_nodes or self.num_nodes
         self.steps_per_round = config.federated.local_steps
@@ -166,7 +167,8 @@ class Roster:
         self.requested_rounds = 0
         self.present: dict[int, int] = {}
         self.affordable_steps: Callable[[int, int], int | None] = lambda number, steps: None
-        self._expected, self._sizes = expected, sizes
+        self._expected = expected
+        self._sizes = sizes
         self._is_planned = bool(known)
         # Flower's id -> number, for every node that has joined and is still connected
         self._number_of: dict[int, int] = {}
@@ -298,8 +300,8 @@ class Roster:
         """Request a round from every present node; return the answers, by the node's number."""
         number_of = {address: number for number, address in self.present.items()}
         requests = send(self.grid, "train", number_of, contents)
-        answers_from = wait_for_answers(self.grid, requests, patience)
-        answers = {number_of[address]: answer for address, answer in answers_from.items()}
+        answers_by_address = wait_for_answers(self.grid, requests, patience)
+        answers = {number_of[address]: answer for address, answer in answers_by_address.items()}
         # A node that failed or did not answer has to join again, as it may have been restarted.
         for number in list(self.present):
             if number not in answers or answers[number].has_error():
@@ -356,11 +358,11 @@ class Roster:
         return {number: asdict(standing) for number, standing in sorted(self.standings.items())}
 
     def list_refusals(self) -> list[str]:
-        """Return why nodes are refused, also those whose numbers are not known."""
+        """Return a line for each refused node, including those whose numbers are not known."""
         return sorted(map(str, self._refused.values()))
 
     def refusals(self) -> dict[int, str]:
-        """Return why nodes are refused, by their numbers."""
+        """Return why nodes are refused, by their numbers, as far as these are known."""
         return {
             refusal.number: refusal.reason
             for refusal in self._refused.values()
@@ -471,7 +473,11 @@ class Roster:
         address: int,
         key: str,
     ) -> None:
-        """Free the numbers under which a key joined before; none is free once they are planned."""
+        """Free the numbers under which a key joined before the run was planned.
+
+        Raises:
+            Malformed: the run is planned, so that each key keeps its number.
+        """
         for other, standing in list(self.standings.items()):
             if standing.key != key or other == number:
                 continue
@@ -491,8 +497,16 @@ def check_counts(
 ) -> None:
     """Check that the server can plan and account for a node with these counts.
 
-    Formal guarantees: the federation's rounds are no more than `MAX_ROUNDS`, as they are no more
-    than those of the one node that would take the most alone.
+    Formal guarantees: the federation takes at most `MAX_ROUNDS` rounds, because it takes no more
+    than the node with the most would take alone.
+
+    Args:
+        config: the run's configuration.
+        records: number of records from which the node samples.
+        examples_per_patient: largest number of examples of one patient at the node.
+
+    Raises:
+        Malformed: the node has too few records, or too many, or too many examples of a patient.
     """
     units = "patients" if config.privacy.by_owner else "examples"
     batch_size = config.trainer.batch_size or 1
@@ -525,10 +539,10 @@ def digest_of_key(node: NodeInfo) -> str:
 
 
 def is_registered_at_start(node: NodeInfo) -> bool:
-    """Return whether a SuperNode seems to have registered itself, with a key that it drew.
+    """Return True if a SuperNode seems to have registered itself, with a key that it drew.
 
-    Flower does not state it. But such a SuperNode connects as soon as it is registered, while a key
-    is registered by a command of its own before.
+    Flower does not state this. But such a SuperNode connects as soon as it is registered, whereas a
+    site's own key is registered earlier, by a separate command.
     """
     if not (node.registered_at and node.last_activated_at):  # as in a simulation
         return False

@@ -121,10 +121,11 @@ def _find_names(lines: Sequence[str], separator: str, must_name: bool) -> list[s
     start = f"begins with the line {lines[0][:60]}, which"
     rule = f"{start} has words beside numbers; name every column in words, or write numbers only"
     expect(not (has_names and has_numbers), rule)
-    expect(not has_names or "" not in cells, f"{start} names not every column")
-    counts = [[str(first + index) for index in range(len(cells))] for first in (0, 1)]
+    expect(not has_names or "" not in cells, f"{start} does not name every column")
+    numbers = [str(number) for number in range(len(cells) + 1)]
+    from_0, from_1 = numbers[:-1], numbers[1:]
     # A sample of one or two columns may well be 1 or 1,2.
-    is_counted = cells == counts[0] or (cells == counts[1] and len(cells) > 2)
+    is_counted = cells == from_0 or (cells == from_1 and len(cells) > 2)
     # A single column of integers may well begin with 0.
     is_integer = len(cells) == 1 and lines[-1].strip().lstrip("-").isdecimal()
     rule = f"{start} may number the columns or be a sample; name every column in words"

@@ -114,8 +114,8 @@ class Folder(Form, Dataset):
         rule = "must be at most dataset.length samples"
         require(fits, "dataset.spectrum", self.spectrum, rule)
         least = float(np.finfo(np.float32).smallest_subnormal)
-        is_scale = self.scale is None or self.scale >= least
-        require(is_scale, "dataset.scale", self.scale, "is 0 in float32")
+        is_representable = self.scale is None or self.scale >= least
+        require(is_representable, "dataset.scale", self.scale, "is 0 in float32")
         names_leads = self.leads is None or len({*self.leads}) == len(self.leads) == self.channels
         rule = f"must name as many leads as dataset.channels={self.channels}, each once"
         require(names_leads, "dataset.leads", self.leads, rule)

@@ -208,16 +208,17 @@ def _pair_files(path: Path, home: Path, part: str, partner_folder: str) -> Itera
     if partners:
         unpaired = min(partners.values())
         raise UserError(
-            f"{unpaired}: is a {target} without an image of the same name, or the second of one."
+            f"{unpaired}: is a {target} without an image of the same name, or the second {target} "
+            "of one."
         )
 
 
 def _pair_name(path: Path, folder: Path, other_folder: Path) -> str:
     """Return what an image and its mask or reference have in common.
 
-    That is the path below the folder if there is such a file below the other folder, too, and
-    otherwise that path without suffix: 'p1/scan' for 'p1/scan.nii.gz'. The numbers at the end of
-    DICOM names, such as 'IM.001' and '1.2.840', are no suffixes.
+    That is the path below the folder if the other folder has a file with this path too. Otherwise,
+    it is the path without suffix: 'p1/scan' for 'p1/scan.nii.gz'. The numbers at the end of DICOM
+    names, such as 'IM.001' and '1.2.840', are no suffixes.
     """
     name = path.relative_to(folder).as_posix()
     if (other_folder / name).is_file():

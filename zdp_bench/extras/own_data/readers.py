@@ -470,6 +470,9 @@ def check_partner(image: Path, target: str, partner: Path) -> None:
         image: path of the image.
         target: "mask" or "reference".
         partner: path of the mask or reference.
+
+    Raises:
+        UserError: the mask or reference is damaged, or does not fit the image.
     """
     kind = kind_of(image)
     partner_kind = require_partner_kind(kind, target, partner)
@@ -490,6 +493,9 @@ def require_partner_kind(kind: Kind, target: str, partner: Path | None) -> Kind:
         kind: kind of the files.
         target: "mask" or "reference".
         partner: path of the first mask or reference, for the error.
+
+    Raises:
+        UserError: files of this kind can have no masks or references.
     """
     partner_kind = kind.mask if target == "mask" else kind
     if partner_kind is None or not (partner_kind.is_mask or kind.is_image):

@@ -63,8 +63,9 @@ class Journal:
         The saved ones stay listed, so that their runs still belong to the search if this process is
         killed before it comes to them, or is asked for fewer trials.
         """
-        numbers_not_reached = sorted(n for n in self.saved_trials if n > len(self.trials))
-        return [*self.trials, *(self.saved_trials[n] for n in numbers_not_reached)]
+        numbers = sorted(number for number in self.saved_trials if number > len(self.trials))
+        not_reached = [self.saved_trials[number] for number in numbers]
+        return [*self.trials, *not_reached]
 
     def list_folders_except(self, number: int) -> set[Path]:
         """Return the folders of the listed trials' runs, without the trial of this number."""
@@ -112,8 +113,8 @@ def make_record(journal: Journal) -> Document:
     """
     options, config, data = journal.options, journal.config, journal.data
     trials = journal.list_all_trials()
-    asked = range(1, options.trials + 1)
-    finished = [t for t in trials if t["trial"] in asked and t["state"] != "open"]
+    trials_to_run = [trial for trial in trials if trial["trial"] <= options.trials]
+    finished = [trial for trial in trials_to_run if trial["state"] != "open"]
     best = _find_best(trials, journal.metric)
     runs = read_spendings_of_recipe(config, data)
     delta = config.privacy.delta

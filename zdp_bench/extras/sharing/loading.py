@@ -73,7 +73,7 @@ def load(
         representation = find_representation(folder, sketch.config, source, weights)
     elif weights is not None:
         raise UserError(
-            "weights: with a model of your own, no representation is computed, so these have no "
+            "weights: with a model of your own, no representation is built, so they have no "
             "effect: leave weights out, or leave model out to build the run's own."
         )
     if not isinstance(model, nn.Module):
@@ -121,8 +121,8 @@ def find_representation(
 ) -> Representation | None:
     """Return the representation that a record's model was trained on, or None.
 
-    Weights that are computed, which may take minutes, are computed only if all else is as the
-    record states and fits the model, whose weights are in the folder.
+    Some representations compute their weights, which may take minutes. So this is done last, once
+    the digest and the shape of the representation are those of the record.
 
     Args:
         folder: the exported model, for error messages.

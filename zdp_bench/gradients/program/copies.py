@@ -62,8 +62,8 @@ class _Memo(dict[int, Any]):
     """What `copy.deepcopy` has copied, by the id of the original.
 
     It rejects an object that is given as its own copy, as by the `__new__` of a class with one
-    instance: `copy.deepcopy` would then overwrite the original's attributes with their copies. A
-    logger has none that it would copy.
+    instance: `copy.deepcopy` would then overwrite the original's attributes with their copies. An
+    object such as a logger, of which it copies no attributes, may be its own copy.
     """
 
     def __setitem__(self, number: int, copied: Any) -> None:
