@@ -13,6 +13,7 @@ import sqlite3
 import struct
 import sys
 import threading
+import types
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -355,6 +356,20 @@ def test_a_module_with_the_name_of_a_standard_one_is_the_users(
     with preserve_outside_state(remember):
         remember(5.0)
     assert remember(1.0) == 1
+    content.is_library.cache_clear()
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_namespace_package_is_a_library_where_libraries_are_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool
+) -> None:
+    """It has no file, so `cuda`, which comes with torch, was walked in each step: minutes."""
+    package = types.ModuleType("driver_bindings")
+    package.__path__ = [str((tmp_path / "site" if is_installed else tmp_path) / "driver_bindings")]
+    monkeypatch.setitem(sys.modules, "driver_bindings", package)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path / "site"))
+    content.is_library.cache_clear()
+    assert content.is_library("driver_bindings.runtime") == is_installed
     content.is_library.cache_clear()
 
 

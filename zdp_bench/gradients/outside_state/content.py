@@ -89,11 +89,14 @@ def is_library(module_name: Any) -> bool:
     package = str(module_name).partition(".")[0]
     if package in ("torch", "zdp_bench"):
         return True
-    file = getattr(sys.modules.get(package), "__file__", None)
-    if file is None:  # part of the interpreter, or a script
+    module = sys.modules.get(package)
+    file = getattr(module, "__file__", None)
+    # A namespace package, such as `cuda`, has folders only.
+    paths = [file] if file else list(getattr(module, "__path__", ()))
+    if not paths:  # part of the interpreter, or a script
         return package in sys.stdlib_module_names
     folders = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
-    return any(Path(file).is_relative_to(folder) for folder in folders)
+    return all(any(Path(path).is_relative_to(folder) for folder in folders) for path in paths)
 
 
 def attributes_of(value: Any) -> list[Any]:
