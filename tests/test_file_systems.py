@@ -6,6 +6,7 @@ import fcntl
 import io
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -128,9 +129,12 @@ def test_a_lock_that_cannot_be_released_costs_no_result(
 
 
 def test_a_file_system_that_hangs_at_a_lock_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer, message = threading.Event(), ""
+    # capsys would lose what another thread prints while it is read
+    errors = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", errors)
+    answer = threading.Event()
     monkeypatch.setattr(disk, "PATIENCE", 0.01)
     monkeypatch.setattr(fcntl, "flock", lambda *_: answer.wait(60))
 
@@ -140,9 +144,8 @@ def test_a_file_system_that_hangs_at_a_lock_is_named(
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    while "waiting for the file system to lock" not in message:
+    while "waiting for the file system to lock" not in errors.getvalue():
         assert waiting.is_alive()
-        message += capsys.readouterr().err
     answer.set()
     waiting.join(60)
 
