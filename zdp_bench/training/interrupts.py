@@ -74,12 +74,21 @@ def stop_signals() -> Iterator[Callable[[], int]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: 0
         return
-    old_handlers = {number: signal.signal(number, record) for number in EXIT_CODES}
-    try:
+    with _handling(record):
         yield lambda: received
+
+
+@contextmanager
+def _handling(
+    handler: Callable[[int, FrameType | None], None],
+) -> Iterator[dict[signal.Signals, signal._HANDLER]]:
+    """Call a function on SIGTERM and Ctrl-C in this block, and yield the earlier handlers."""
+    old_handlers = {number: signal.signal(number, handler) for number in EXIT_CODES}
+    try:
+        yield old_handlers
     finally:
-        for number, handler in old_handlers.items():
-            signal.signal(number, handler)
+        for number, old_handler in old_handlers.items():
+            signal.signal(number, old_handler)
 
 
 @contextmanager
@@ -134,12 +143,8 @@ def stop_workers_first(request: Path) -> Iterator[None]:
         # A worker that was still starting could not react. Its end made joblib kill the others.
         raise Stopped(number, has_saved=not jobs)
 
-    old_handlers = {number: signal.signal(number, stop) for number in EXIT_CODES}
-    try:
+    with _handling(stop) as old_handlers:
         yield
-    finally:
-        for number, handler in old_handlers.items():
-            signal.signal(number, handler)
 
 
 def _handle(number: int, frame: FrameType | None, handler: signal._HANDLER) -> None:

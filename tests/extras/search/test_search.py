@@ -353,15 +353,20 @@ def test_steps_of_an_unknown_run_refuse_a_search(tmp_path: Path) -> None:
         carry_out(tmp_path, RATES, epsilon=100.0, trials=2, sampler="random")
 
 
-def test_a_trial_that_diverges_is_no_end_and_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def diverge_at_rate_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every run with a learning rate of 1 diverge."""
     refuse = evaluation.refuse_divergence
 
     def diverge(finite: bool, epoch: Any, step: int, rate: Any) -> None:
         refuse(finite and rate != 1, epoch, step, rate)
 
     monkeypatch.setattr("zdp_bench.training.run.refuse_divergence", diverge)
+
+
+def test_a_trial_that_diverges_is_no_end_and_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diverge_at_rate_1(monkeypatch)
     search_record = carry_out(tmp_path, "optimizer.lr=1,0.1", sampler="grid")
     assert [line["state"] for line in search_record["trials"]] == ["failed", "done"]
     assert search_record["best"] == 2
@@ -377,12 +382,7 @@ def test_a_diverged_trial_with_secure_noise_is_not_run_again(
 
     And it counted twice, so that it alone spent the ε of both trials.
     """
-    refuse = evaluation.refuse_divergence
-
-    def diverge(finite: bool, epoch: Any, step: int, rate: Any) -> None:
-        refuse(finite and rate != 1, epoch, step, rate)
-
-    monkeypatch.setattr("zdp_bench.training.run.refuse_divergence", diverge)
+    diverge_at_rate_1(monkeypatch)
     words = ["optimizer.lr=1,0.1", "privacy.secure=true"]
     search_record = carry_out(tmp_path, *words, sampler="grid", epsilon=2.0)
     assert [trial["state"] for trial in search_record["trials"]] == ["failed", "done"]
@@ -575,12 +575,7 @@ def test_a_failed_trial_is_not_forgotten_by_a_call_with_fewer_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third call ran it again, with new noise, and the search's ε rose."""
-    refuse = evaluation.refuse_divergence
-
-    def diverge(finite: bool, epoch: Any, step: int, rate: Any) -> None:
-        refuse(finite and rate != 1, epoch, step, rate)
-
-    monkeypatch.setattr("zdp_bench.training.run.refuse_divergence", diverge)
+    diverge_at_rate_1(monkeypatch)
     words = ["optimizer.lr=0.1,1", "privacy.secure=true"]
     first, fewer, again = (
         carry_out(tmp_path, *words, sampler="grid", trials=trials) for trials in (2, 1, 2)
