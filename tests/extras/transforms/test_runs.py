@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from zdp_bench.data import Examples, Part, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.extras.sharing.export import export
-from zdp_bench.extras.sharing.loading import find_representation, predict_file
+from zdp_bench.extras.sharing.loading import config_of, find_representation, predict_file
 from zdp_bench.extras.sharing.verification import verify
 from zdp_bench.extras.transforms.patches import Patches
 from zdp_bench.representations import (
@@ -311,8 +312,8 @@ def test_what_is_exported_takes_raw_examples(tmp_path: Path) -> None:
 def test_no_weights_are_computed_for_a_record_that_its_model_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`load` generated 65,536 pictures before it compared anything."""
-    words = ["recipe=mnist", "representation=patches", "representation.pictures=65536"]
+    """`load` generated all pictures before it compared anything."""
+    words = ["recipe=mnist", "representation=patches", "representation.pictures=8192"]
     config = configured(words)
     described = build_representation(config, (28, 28), torch.float32, fit=False).described()
     monkeypatch.setattr(Patches, "fit", lambda _: pytest.fail("computes its weights"))
@@ -323,6 +324,32 @@ def test_no_weights_are_computed_for_a_record_that_its_model_does_not_fit(
     record["representation"] = described
     with pytest.raises(UserError, match=r"takes examples of \[100\], but .* gives \[768, 3, 3\]"):
         find_representation(tmp_path, config, record)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("patches", {"pictures": 65536}),
+        ("joined", {"parts": ["patches"], "pictures": 65536}),
+        ("joined", {"parts": [{"name": "patches", "pictures": 65536}]}),
+        ("joined", {"parts": ["patches"], "axes": 65536}),
+    ],
+)
+def test_a_record_states_no_representation_that_takes_hours(
+    name: str, options: dict[str, Any]
+) -> None:
+    record = {"config": {"representation": {"name": name, **options}}}
+    with pytest.raises(UserError, match="must be less than or equal to 8192"):
+        config_of(record)
+
+
+def test_a_huge_network_is_refused_while_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record could state any network of timm, such as one of 17 GiB."""
+    monkeypatch.setattr("zdp_bench.extras.transforms.network.MAX_WEIGHTS", 10_000)
+    words = ["representation.network=test_efficientnet", "representation.weights=untrained"]
+    config = configured(["recipe=mnist", "representation=network", *words])
+    with pytest.raises(UserError, match=r"network=test_efficientnet: has more than 10,000 weights"):
+        build_representation(config, (28, 28), torch.float32, fit=False)
 
 
 def test_no_path_of_a_stranger_s_record_is_opened(tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import itertools
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +11,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from zdp_bench.config import check, compose, to_plain
 from zdp_bench.config.plugins import plugin_keys
@@ -25,6 +22,7 @@ from zdp_bench.errors import UserError, in_one_line, wrong_type
 from zdp_bench.extras.sharing import folder as files
 from zdp_bench.foreign_files import expect, reading
 from zdp_bench.library import starts
+from zdp_bench.nn.limits import limit_parameters
 from zdp_bench.records import Document
 from zdp_bench.registry import lookup
 from zdp_bench.representations import NO_FILE, Representation, Represented, fit_weights
@@ -192,7 +190,7 @@ def sketch_of(folder: Path, record: Document) -> ModelSetup:
     shapes = files.read_shapes(path)
     leave_compiler()
     unfit = UserError(f"{path}: does not fit the model of {files.RECORD}; copy the folder again.")
-    with torch.device("meta"), _limit_parameters(4 * len(shapes) + 64, unfit):
+    with torch.device("meta"), limit_parameters(unfit, tensors=4 * len(shapes) + 64):
         task: Task = lookup("task", config.task.name)(**config.task.options)
         model = build_model(config, info)
         optimizer = torch.optim.SGD(model.parameters())
@@ -200,25 +198,6 @@ def sketch_of(folder: Path, record: Document) -> ModelSetup:
         raise unfit
     cpu = torch.device("cpu")
     return ModelSetup(config, cast(Splits, info), cpu, task, model, optimizer, None, {})
-
-
-@contextmanager
-def _limit_parameters(max_count: int, error: UserError) -> Iterator[None]:
-    """Raise `error` within the block once more than `max_count` parameters are registered.
-
-    A record could otherwise state a model with so many modules that building it never ends.
-    """
-    count = itertools.count(1)
-
-    def check_count(*_: object) -> None:
-        if next(count) > max_count:
-            raise error
-
-    hook = register_module_parameter_registration_hook(check_count)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def config_of(record: Document) -> Run:

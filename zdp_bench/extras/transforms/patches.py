@@ -6,6 +6,8 @@ and without the data set.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -14,8 +16,12 @@ from annotated_types import Interval
 from torch import Tensor, nn
 
 from zdp_bench.config.types import SEED
-from zdp_bench.errors import UserError
-from zdp_bench.extras.transforms.generated import as_examples, seeded_pictures
+from zdp_bench.errors import UserError, require
+from zdp_bench.extras.transforms.generated import (
+    MAX_PICTURES,
+    as_examples,
+    seeded_pictures,
+)
 from zdp_bench.extras.transforms.normalisation import as_real_pictures, require_pictures
 from zdp_bench.registry import register
 
@@ -26,7 +32,9 @@ CONTRAST = (10 / 255) ** 2  # added to a patch's variance, so that noise is not 
 RIDGE = 0.1  # added to the eigenvalues of the covariance before whitening
 THRESHOLD = 0.5  # subtracted from a response before ReLU
 MIN_CONTRAST = 0.5  # smallest mean square of a whitened patch in the dictionary
+BATCH_SIZE = 64  # generated pictures whose patches are computed together
 PATCHES_PER_PICTURE = 16  # drawn from each generated picture
+MAX_NUMBERS = 2**25  # of an example's responses, 128 MiB in float32
 
 
 def flat_patches(x: Tensor) -> Tensor:
@@ -51,15 +59,28 @@ def whitening_of(patches: Tensor) -> tuple[Tensor, Tensor]:
     return mean.float(), whiten.float()
 
 
-def _choose_patches(pictures: Tensor, draw: torch.Generator) -> Tensor:
-    """Return patches at random places of pictures [n, C, H, W] as rows.
+def _choose_patches(
+    pictures: Tensor, input_shape: tuple[int, ...], draw: torch.Generator
+) -> Tensor:
+    """Return patches at random places of pictures, resized to examples of a shape, as rows.
 
-    Shapes: [n · PATCHES_PER_PICTURE, pixels].
+    Shapes: uint8 [n, 3, 64, 64] -> [n · PATCHES_PER_PICTURE, pixels].
     """
-    patches = flat_patches(pictures)
-    places = torch.randint(patches.shape[1], (len(patches), PATCHES_PER_PICTURE), generator=draw)
-    rows = torch.arange(len(patches)).unsqueeze(1)
-    return patches[rows, places].flatten(0, 1)
+    size = len(pictures), PATCHES_PER_PICTURE
+    places = torch.randint(math.prod(_grid_of(input_shape)), size, generator=draw)
+    chosen = []
+    # Some pictures at a time, because the patches of an example are nine times as large as it.
+    for part, part_places in zip(pictures.split(BATCH_SIZE), places.split(BATCH_SIZE), strict=True):
+        examples = as_examples(part, input_shape)
+        patches = flat_patches(examples.reshape(len(part), -1, *input_shape[-2:]))
+        rows = torch.arange(len(part)).unsqueeze(1)
+        chosen.append(patches[rows, part_places].flatten(0, 1))
+    return torch.cat(chosen)
+
+
+def _grid_of(shape: Sequence[int]) -> list[int]:
+    """Return the numbers of patches along the sides of a picture [..., H, W]."""
+    return [(side - SIDE) // STRIDE + 1 for side in shape[-2:]]
 
 
 @register("representation", "patches")
@@ -89,11 +110,14 @@ class Patches(nn.Module):
         input_shape: tuple[int, ...],
         *,
         filters: Annotated[int, Interval(ge=1, le=8192)] = 384,
-        pictures: Annotated[int, Interval(ge=16, le=65536)] = 4096,
+        pictures: Annotated[int, Interval(ge=16, le=MAX_PICTURES)] = 4096,
         seed: Annotated[int, SEED] = 0,
     ) -> None:
         super().__init__()
         channels = require_pictures("patches", input_shape, min_side=SIDE + STRIDE * (GRID - 1))
+        responses = 2 * filters * math.prod(_grid_of(input_shape))
+        rule = f"makes {responses:,} responses of an example, more than {MAX_NUMBERS:,}; lower it"
+        require(responses <= MAX_NUMBERS, "representation.filters", filters, rule)
         self._input_shape = tuple(input_shape)
         self._fitting = pictures, seed
         self.register_buffer("mean", torch.zeros(channels * SIDE**2))
@@ -103,10 +127,9 @@ class Patches(nn.Module):
         """Compute whitening and dictionary from generated pictures."""
         pictures, seed = self._fitting
         filters = self.filters.shape[1]
-        public = as_examples(seeded_pictures(pictures, seed), self._input_shape)
-        public = public.reshape(len(public), -1, *self._input_shape[-2:])
+        public = seeded_pictures(pictures, seed)
         draw = torch.Generator().manual_seed(seed)
-        chosen = standardise(_choose_patches(public, draw))
+        chosen = standardise(_choose_patches(public, self._input_shape, draw))
         mean, whiten = whitening_of(chosen)
         whitened = (chosen - mean) @ whiten
         contrasted = whitened[whitened.square().mean(dim=1) > MIN_CONTRAST]
@@ -132,6 +155,5 @@ class Patches(nn.Module):
         products = ((patches - self.mean) @ self.filters).mT
         both_signs = torch.cat([products, -products], dim=1)
         responses = F.relu(both_signs - THRESHOLD)
-        places = [(side - SIDE) // STRIDE + 1 for side in x.shape[-2:]]
-        maps = responses.unflatten(2, places)
+        maps = responses.unflatten(2, _grid_of(x.shape))
         return F.adaptive_avg_pool2d(maps, GRID)

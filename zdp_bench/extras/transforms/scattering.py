@@ -28,7 +28,7 @@ from zdp_bench.extras.transforms.normalisation import Normalise, normalise_each
 from zdp_bench.registry import register
 
 Output = Literal["modulus", "complex"]
-MAX_NUMBERS = 2**28  # of all wavelets together, 1 GiB in float32
+MAX_NUMBERS = 2**26  # of an example's channels, each with all wavelets: 512 MiB in complex64
 
 
 def gaussian_1d(
@@ -227,8 +227,13 @@ class Scattering(nn.Module):
         self.normalise, self.groups = normalise, groups
         deviation = 0.8 * 2 ** (J - 1)
         padded = [side + 2 * step for side in sides]
-        rule = f"the {J * L:,} wavelets of {padded} samples take more than 1 GiB; lower J or L"
-        require(J * L * math.prod(padded) <= MAX_NUMBERS, "representation.L", L, rule)
+        channels = input_shape[0] if has_channels else 1
+        rule = (
+            f"the {J * L:,} wavelets of {padded} samples in {channels:,} channels take more than "
+            "512 MiB; lower J or L"
+        )
+        numbers = channels * J * L * math.prod(padded)
+        require(numbers <= MAX_NUMBERS, "representation.L", L, rule)
         phi = self._make_wavelets(padded, deviation, J, L)
         self.register_buffer("phi", phi.float())
         self.mirrored = self._mirrored_channels(L) if mirror else None
@@ -321,7 +326,8 @@ class Scattering(nn.Module):
         if self.order == 2:
             for first in wavelets:
                 paths += [(first, second) for second in self.wider[first]]
-        return [paths.index(tuple(map(mirror, path))) for path in paths]
+        indices = {path: index for index, path in enumerate(paths)}
+        return [indices[tuple(map(mirror, path))] for path in paths]
 
     def _average(self, x: Tensor) -> Tensor:
         """Return x ⋆ φ at every 2^J-th sample."""
