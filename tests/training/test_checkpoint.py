@@ -122,6 +122,20 @@ def test_a_changed_file_is_refused(path: Path, damage: Callable[[Path], None]) -
         checkpoint.load(path, "run")
 
 
+def test_an_entry_marked_as_a_folder_is_read(path: Path) -> None:
+    """Of such an entry torch reads nothing, and leaves the memory as it was."""
+    whole = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        entries = [entry.filename for entry in archive.infolist()]
+    weights = next(name for name in entries if name.endswith("data/0"))
+    name = whole.rindex(weights.encode())  # in the directory, after 46 bytes about the entry
+    whole[name - 8] ^= 0x10  # external attributes: MS-DOS's bit of a folder
+    path.write_bytes(whole)
+    loaded = checkpoint.load(path, "run")
+    assert loaded is not None
+    assert torch.equal(loaded.model["w"], STATE.model["w"])
+
+
 def refuse_memory(*_: Any, **__: Any) -> None:
     raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
 

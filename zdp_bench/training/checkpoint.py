@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from zdp_bench import disk
 from zdp_bench.errors import UserError, first_line, is_out_of_memory
-from zdp_bench.foreign_files import Shape, misfits, open_regular, require_stored
+from zdp_bench.foreign_files import Shape, copy_verified, misfits, open_regular
 from zdp_bench.privacy.tally import Position
 from zdp_bench.training.memory_layout import has_repeats, separate_numbers
 
@@ -183,8 +183,7 @@ def load(
     try:
         # torch warns about unusual pickle protocols.
         with open_regular(path) as file, warnings.catch_warnings(action="ignore"):
-            require_stored(file)
-            body = torch.load(file, weights_only=True, map_location="cpu")
+            body = torch.load(copy_verified(file), weights_only=True, map_location="cpu")
         _require_plain(body)
         releases, digest = body["ledger"]
         has_position = type(releases) is int and isinstance(digest, str)
