@@ -1,5 +1,6 @@
 """`zdp-bench audit` of a recipe and of my_script:function: formats, exit codes, mistakes."""
 
+import importlib
 import json
 import math
 import statistics
@@ -93,6 +94,26 @@ def test_a_script_of_any_name_is_the_file_in_the_folder(
     (folder / f"{script.removesuffix('.py')}.py").write_text(SCRIPT)
     assert command(capsys, "audit", f"{script}:right", "--runs=40")[0] == 0
     assert sys.modules["statistics"] is statistics
+
+
+PICKLING = f"""
+import pickle
+{SCRIPT.replace("wrong", "pickled").replace("std=0.1", "pickle.loads(pickle.dumps(Noise())).std")}
+class Noise:
+    std = 1.0
+"""
+
+
+@pytest.mark.parametrize("name", ["types", "colorsys", "my.script"])
+def test_a_script_of_any_name_can_pickle_its_classes(
+    capsys: pytest.CaptureFixture[str], folder: Path, name: str
+) -> None:
+    """A PicklingError ended the audit, and libraries imported the script as the standard module."""
+    (folder / f"{name}.py").write_text(PICKLING)
+    code, _, err = command(capsys, "audit", f"./{name}.py:pickled", "--runs=40")
+    assert code == 0, err
+    if name != "my.script":
+        assert Path(importlib.import_module(name).__file__ or "").parent != folder
 
 
 def test_a_module_is_the_one_that_python_imports_in_the_folder(

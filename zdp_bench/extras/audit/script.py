@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -78,6 +80,10 @@ def _import(name: str) -> ModuleType:
     # current folder, where it prefers a package to a file.
     folder = path.resolve().parent if is_path else Path.cwd()
     is_package = not is_path and Path(name, "__init__.py").is_file()
+    if path.stem in sys.stdlib_module_names:
+        with suppress(ImportError):  # a module of another operating system
+            # First, because a library that imports it later would find the script in the folder.
+            importlib.import_module(path.stem)
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:
@@ -89,8 +95,13 @@ def _import(name: str) -> ModuleType:
 
 
 def _load(path: Path) -> ModuleType:
-    """Load a file as a module, which gets the file's name unless another module has it."""
-    name = path.stem if path.stem not in sys.modules else str(path)
+    """Load a file as a module, which gets the file's name unless another module has it.
+
+    The module's name has no dots, because pickle looks a class up in its module by name.
+    """
+    name = re.sub(r"\W", "_", path.stem)
+    while name in sys.modules:
+        name += "_"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
