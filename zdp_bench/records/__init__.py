@@ -23,6 +23,7 @@ from zdp_bench.records.files import (
     group_by,
     is_deleted,
     is_named,
+    list_deleted,
     plain_cell,
     read_scores,
     rebuild_csv,

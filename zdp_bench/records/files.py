@@ -96,6 +96,11 @@ def is_deleted(home: Path) -> bool:
     return any(DELETED in name for name in names)
 
 
+def list_deleted(home: Path) -> list[Path]:
+    """Return a folder for each time that a run was deleted, which holds what the run spent."""
+    return sorted(home.parent.glob(f"{home.name}{DELETED}*"))
+
+
 def is_named(word: str, recipe: str, run: str) -> bool:
     """Return True if a word names a run.
 

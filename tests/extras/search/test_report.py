@@ -17,6 +17,8 @@ from zdp_bench.extras.search import report as module
         ({"state": "done", "score": None}, "validation roc_auc is not finite"),
         ({"state": "failed", "score": None}, "diverged"),  # as earlier versions saved it
         ({"state": "failed", "score": None, "reason": "no ε left"}, "no ε left"),
+        ({"state": "deleted", "score": 0.87654}, "validation roc_auc 0.8765, its run was deleted"),
+        ({"state": "deleted", "score": None}, "its run was deleted before it ended"),
     ],
 )
 def test_the_line_of_a_trial_states_how_it_ended(outcome: dict[str, Any], expected: str) -> None:
@@ -61,14 +63,14 @@ def test_the_epsilon_of_a_search_states_whom_it_protects(
     privacy = {"delta": 1e-5, "epsilon_all": of_run, "epsilon_all_unit": of_owner, "runs": 3}
     privacy |= {"epsilon_of": epsilon_of, "unit": "patient"}
     record = {"privacy": privacy, "recipe": "r", "data": {"validation": 9}, "best": None}
-    note = module._notes(record | {"ended_by": ""})[0]
+    note = module._notes(record | {"trials": [], "ended_by": ""})[0]
     assert note.startswith(f"ε of the whole search: {expected}")
 
 
 @pytest.mark.parametrize("plus", ["", "+", "++"])
 def test_the_commands_that_a_search_prints_read_keys_with_a_plus(plus: str) -> None:
     fixed = [f"{plus}seed=7", f"{plus}paths.results='/a b'", "trainer.epochs=1"]
-    trial = {"trial": 1, "values": {}, "run": "a" * 64, "score": 0.9, "noise": []}
+    trial = {"trial": 1, "values": {}, "run": "a" * 64, "state": "done", "score": 0.9, "noise": []}
     record = {"recipe": "r", "recipe_as_typed": "recipe=r", "metric": "accuracy"}
     record |= {"best": 1, "trials": [trial], "fixed": ["recipe=r", *fixed]}
     _, export, repeat = module._commands(record)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shlex
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,7 @@ from zdp_bench.records import Record
 from zdp_bench.report import budget
 from zdp_bench.tasks.metric import ACCURACY
 from zdp_bench.training import evaluation, run
+from zdp_bench.training.deletion import delete
 from zdp_bench.training.spending import find_spendings, read_spending
 
 WHOLE = ["recipe=quickstart", "trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]"]
@@ -341,6 +343,75 @@ def test_a_trial_that_is_resumed_keeps_what_it_reserved(
         (ledger,) = tmp_path.glob("runs/*/*/ledger.jsonl")
         assert len(steps_in(ledger)) == 1
         assert read_spending(ledger.parent).spent.steps == STEPS
+
+
+@pytest.mark.parametrize("epsilon", [None, 3.0])
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_trial_whose_run_was_deleted_keeps_its_score_and_still_counts(
+    tmp_path: Path, epsilon: float | None, number: int
+) -> None:
+    """It spent its ε again; with a limit, the search ended before it, or with no table at all."""
+    words = ["optimizer.lr=0.1,0.5,1", "privacy.secure=true"]
+    before = carry_out(tmp_path, *words, sampler="grid", epsilon=epsilon)
+    assert before["best"] == 3
+    trial = before["trials"][number - 1]
+    delete(records.folder(tmp_path, "quickstart", trial["run"]))
+    after = carry_out(tmp_path, *words, sampler="grid", epsilon=epsilon)
+    assert after["trials"][number - 1] == trial | {"state": "deleted"}
+    trial["state"] = "deleted"
+    assert after == before
+    notes = "\n".join(sheet(after).notes)
+    assert f"Deleted runs: those of trials {number}." in notes
+    assert ("Export it: " in notes) == (number == 1)
+    run_one([*run_of(after, trial), f"paths.results={tmp_path}"])
+    again = carry_out(tmp_path, *words, sampler="grid", epsilon=epsilon)
+    assert again["trials"][number - 1]["state"] == "done"
+    assert again["privacy"]["runs"] == 4
+
+
+def run_of(search_record: Any, trial: Any) -> list[str]:
+    """Return the overrides of a trial's run."""
+    values = [f"{key}={value}" for key, value in trial["values"].items()]
+    return [search_record["recipe_as_typed"], *search_record["fixed"], *values, *trial["noise"]]
+
+
+def test_new_trials_after_a_deleted_one_have_the_noise_of_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run was taken for one before the search, so that the last trial had more noise."""
+    words = ["optimizer.lr=0.1,0.5,1"]
+    begin = module._begin_trial
+
+    def stop_before_third(search_journal: Any, trial: Any, *others: Any) -> None:
+        if trial["trial"] == 3:
+            raise KeyboardInterrupt
+        begin(search_journal, trial, *others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_begin_trial", stop_before_third)
+        with pytest.raises(KeyboardInterrupt):
+            carry_out(tmp_path, *words, sampler="grid", epsilon=3.0)
+    (path,) = tmp_path.glob("searches/*/search.json")
+    first_run = json.loads(path.read_text())["trials"][0]["run"]
+    delete(records.folder(tmp_path, "quickstart", first_run))
+    search_record = carry_out(tmp_path, *words, sampler="grid", epsilon=3.0)
+    trials = search_record["trials"]
+    assert [trial["state"] for trial in trials] == ["deleted", "done", "done"]
+    assert trials[0]["noise"] == trials[2]["noise"]
+    assert 2.99 < search_record["privacy"]["epsilon_all"] <= 3.0
+
+
+def test_a_search_whose_first_trial_cannot_be_repeated_still_shows_the_others(
+    tmp_path: Path,
+) -> None:
+    """A first trial without its folder, and no ε left for it, ended the search without a table."""
+    words = ["optimizer.lr=0.5,1"]
+    before = carry_out(tmp_path, *words, sampler="grid", trials=2, epsilon=3.0)
+    shutil.rmtree(records.folder(tmp_path, "quickstart", before["trials"][0]["run"]))
+    run_one([*WHOLE, "algorithm.noise_multiplier=1.0", "seed=7", f"paths.results={tmp_path}"])
+    after = carry_out(tmp_path, *words, sampler="grid", trials=2, epsilon=3.0)
+    assert after["trials"] == before["trials"]
+    assert "so the search ends before this trial" in after["ended_by"]
 
 
 def test_steps_of_an_unknown_run_refuse_a_search(tmp_path: Path) -> None:

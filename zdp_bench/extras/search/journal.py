@@ -68,12 +68,18 @@ class Journal:
         return [*self.trials, *not_reached]
 
     def list_folders_except(self, number: int) -> set[Path]:
-        """Return the folders of the listed trials' runs, without the trial of this number."""
-        return {
-            records.folder(self.config.results, self.config.recipe, trial["run"])
-            for trial in self.list_all_trials()
-            if trial["trial"] != number
+        """Return the folders of the listed trials' runs, without the trial of this number.
+
+        Of a deleted run, they are those that hold what it spent.
+        """
+        homes = {
+            self.home_of(trial) for trial in self.list_all_trials() if trial["trial"] != number
         }
+        return homes.union(*map(records.list_deleted, homes))
+
+    def home_of(self, trial: Document) -> Path:
+        """Return the folder of a trial's run."""
+        return records.folder(self.config.results, self.config.recipe, trial["run"])
 
     def write(self) -> Document:
         """Write the record, with the total ε so far, and return it."""

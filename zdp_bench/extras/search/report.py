@@ -19,10 +19,14 @@ def describe_trial(trial: Document, num_trials: int, metric: str) -> str:
     values = " ".join(f"{key}={_short(value)}" for key, value in trial["values"].items())
     if trial["state"] == "failed":
         result = trial.get("reason", "diverged")  # earlier versions saved no reason
+    elif trial["state"] == "deleted" and trial["score"] is None:
+        result = "its run was deleted before it ended"
     elif trial["score"] is None:
         result = f"validation {metric} is not finite"
     else:
         result = f"validation {metric} {trial['score']:.4f}"
+        if trial["state"] == "deleted":
+            result += ", its run was deleted"
     return f"trial {trial['trial']} of {num_trials}: {values}: {result}"
 
 
@@ -85,6 +89,12 @@ def _notes(record: Document) -> list[str]:
     if privacy["epsilon_all_unit"] is not None:
         total += f", {show_epsilon(privacy['epsilon_all_unit'])} for {name_one(privacy['unit'])}"
     notes = [record["ended_by"]] if record["ended_by"] else []
+    deleted = [trial["trial"] for trial in record["trials"] if trial["state"] == "deleted"]
+    if deleted:
+        notes.append(
+            f"Deleted runs: those of trials {', '.join(map(str, deleted))}. Their scores are those "
+            "that the search recorded, and what they spent still counts."
+        )
     return [
         *notes,
         f"ε of the whole search: {total} (δ {privacy['delta']:g}; tight, composed over "
@@ -114,9 +124,10 @@ def _commands(record: Document) -> list[str]:
             shared_words.append(word)
     values = [f"{key}={value}" for key, value in best["values"].items()]
     repeat = ["zdp-bench", "run", "-m", *shared_words, *values, *best["noise"], "seed=1,2,3"]
+    exporting = [] if best["state"] == "deleted" else [f"Export it: {shlex.join(export)}"]
     return [
         f"Best: trial {best['trial']}, run {name}, validation {metric} {best['score']:.4f}.",
-        f"Export it: {shlex.join(export)}",
+        *exporting,
         f"Run it with other seeds, which spend ε beyond the search's: {shlex.join(repeat)}",
     ]
 

@@ -161,7 +161,7 @@ def _data_of(options: SearchOptions, config: Run, data: Splits) -> Splits:
 def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]) -> None:
     """Run the trials of a search, each with the noise that keeps the search within its ε.
 
-    A trial whose run failed is not repeated: with secure noise, it would spend its ε again. A trial
+    A trial whose run failed or was deleted is not repeated: it would spend its ε again. A trial
     whose values do not fit together fails without a run and spends no ε, so it is checked again
     whenever the search continues.
 
@@ -184,11 +184,13 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
         # values, which another version of Optuna proposed, is replaced by a new trial.
         has_run = bool(saved_trial.get("run")) and saved_trial["values"] == proposal.params
         misfit = None if has_run else _find_misfit(options, overrides, journal.data)
-        failed_trial: Document | None = None
+        ended_trial: Document | None = None
         if has_run and saved_trial["state"] == "failed":
-            failed_trial = saved_trial
+            ended_trial = saved_trial
+        elif has_run and _is_deleted(journal.home_of(saved_trial)):
+            ended_trial = saved_trial | {"state": "deleted"}
         elif misfit is not None:
-            failed_trial = {
+            ended_trial = {
                 "trial": number,
                 "values": proposal.params,
                 "noise": [],
@@ -197,10 +199,10 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
                 "score": None,
                 "reason": misfit,
             }
-        if failed_trial is not None:
-            journal.trials.append(failed_trial)
-            print_line(describe_trial(failed_trial, options.trials, metric))
-            study.tell(proposal, None, TrialState.FAIL)
+        if ended_trial is not None:
+            journal.trials.append(ended_trial)
+            print_line(describe_trial(ended_trial, options.trials, metric))
+            _tell(study, proposal, ended_trial["score"])
             continue
         data = _data_of(options, configured(overrides), journal.data)
         try:
@@ -223,7 +225,7 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
             overrides = [*overrides, *noise_overrides]
             _begin_trial(journal, trial, configured(overrides), data)
         except UserError as error:
-            if not journal.trials:
+            if not journal.list_all_trials():
                 raise
             journal.ended_by = str(error)
             print_line(journal.ended_by)
@@ -233,8 +235,17 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
         print_line(describe_trial(trial, options.trials, metric))
         if "warning" in trial:
             print_line(f"trial {number}: {trial['warning']}")
-        score = trial["score"]
-        study.tell(proposal, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
+        _tell(study, proposal, trial["score"])
+
+
+def _is_deleted(home: Path) -> bool:
+    """Return True if a run was deleted and not carried out again since."""
+    return not exists(home) and bool(records.list_deleted(home))
+
+
+def _tell(study: optuna.Study, proposal: optuna.Trial, score: float | None) -> None:
+    """Report a trial's score to Optuna; without one, the trial failed."""
+    study.tell(proposal, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
 
 
 def _find_misfit(options: SearchOptions, overrides: Sequence[str], data: Splits) -> str | None:
