@@ -23,7 +23,7 @@ from zdp_bench.extras.federated.exchange import Request
 from zdp_bench.extras.federated.messages import SECRET, VALUES, Malformed, content, values_of
 from zdp_bench.extras.federated.node import SEE_LOG
 from zdp_bench.extras.federated.roster import Roster, Standing, check_counts, digest_of_key
-from zdp_bench.extras.federated.server import gather_nodes
+from zdp_bench.extras.federated.server import gather_nodes, missing_message
 from zdp_bench.extras.federated.simulation import FIRST, set_sender
 from zdp_bench.records import Document
 
@@ -391,7 +391,20 @@ def test_a_node_that_is_too_small_is_named(
     clients = Clients({10: 0}, {})
     roster = Roster(clients, configured("federated.nodes=1", *BATCHES), {}, None, {})  # type: ignore[arg-type]
     assert not roster.wait_for(1, 60.0, lambda: 0)
-    assert roster.refusals() == {0: "has only 31 examples, fewer than trainer.batch_size=32"}
+    (refusal,) = roster.list_refusals()
+    assert str(refusal) == "node 0: has only 31 examples, fewer than trainer.batch_size=32"
+
+
+def test_a_round_without_enough_answers_names_every_refused_node(configured: Make) -> None:
+    """One that was refused before its number was known was left out."""
+    set_sender()
+    config = configured("federated.nodes=4")
+    roster = Roster(Clients({10: 0, 99: None}, {}), config, {}, None, {})  # type: ignore[arg-type]
+    roster.meet()
+    message = missing_message(roster, {2: "its release is too large"})
+    assert (
+        "(a node that joins: it fails; node 2: its release is too large; no answer from node 1, 3)"
+    ) in message
 
 
 def test_a_number_belongs_to_the_key_that_joined_with_it_first(

@@ -357,17 +357,9 @@ class Roster:
         """Return the nodes' standings as plain values, for a checkpoint."""
         return {number: asdict(standing) for number, standing in sorted(self.standings.items())}
 
-    def list_refusals(self) -> list[str]:
-        """Return a line for each refused node, including those whose numbers are not known."""
-        return sorted(map(str, self._refused.values()))
-
-    def refusals(self) -> dict[int, str]:
-        """Return why nodes are refused, by their numbers, as far as these are known."""
-        return {
-            refusal.number: refusal.reason
-            for refusal in self._refused.values()
-            if refusal.number is not None
-        }
+    def list_refusals(self) -> list[Refusal]:
+        """Return why nodes are refused, including nodes whose numbers are not known."""
+        return sorted(self._refused.values(), key=str)
 
     def _ask(
         self,

@@ -191,7 +191,7 @@ def gather_nodes(
     enough_present = len(roster.present) >= roster.min_nodes
     if not all_present and not (all_known and enough_present):
         refusals = roster.list_refusals()
-        reasons = f" ({'; '.join(refusals)})" if refusals else ""
+        reasons = f" ({'; '.join(map(str, refusals))})" if refusals else ""
         raise UserError(
             f"only {len(roster.present)} of {nodes} nodes joined within federated.patience="
             f"{patience:g} seconds{reasons}."
@@ -428,13 +428,14 @@ def missing_message(roster: Roster, reasons: Mapping[int, str]) -> str:
         roster: knows why absent nodes are refused.
         reasons: why answers to this round were dropped, by node.
     """
-    all_reasons = {}
-    for number, reason in roster.refusals().items():
-        if number not in roster.present:
-            all_reasons[number] = reason
-    all_reasons |= reasons
-    parts = [f"node {number}: {reason}" for number, reason in all_reasons.items()]
-    silent = set(range(roster.num_nodes)) - roster.present.keys() - all_reasons.keys()
+    refusals = [
+        refusal
+        for refusal in roster.list_refusals()
+        if refusal.number not in {*roster.present, *reasons}
+    ]
+    parts = [*map(str, refusals), *(f"node {number}: {why}" for number, why in reasons.items())]
+    explained = {*reasons, *(refusal.number for refusal in refusals)}
+    silent = set(range(roster.num_nodes)) - roster.present.keys() - explained
     if silent:
         parts.append(f"no answer from node {', '.join(map(str, sorted(silent)))}")
     return (
