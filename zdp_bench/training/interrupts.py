@@ -67,8 +67,7 @@ def stop_signals() -> Iterator[Callable[[], int]]:
 
     def record(number: int, frame: FrameType | None) -> None:
         nonlocal received
-        if received == number == signal.SIGINT:
-            raise KeyboardInterrupt
+        _end_at_second_interrupt(received, number)
         received = number
 
     if threading.current_thread() is not threading.main_thread():
@@ -76,6 +75,12 @@ def stop_signals() -> Iterator[Callable[[], int]]:
         return
     with _handling(record):
         yield lambda: received
+
+
+def _end_at_second_interrupt(received: int, number: int) -> None:
+    """Raise `KeyboardInterrupt` at a Ctrl-C after the one that was received."""
+    if received == number == signal.SIGINT:
+        raise KeyboardInterrupt
 
 
 @contextmanager
@@ -132,8 +137,7 @@ def stop_workers_first(request: Path) -> Iterator[None]:
             _handle(number, frame, old_handlers[signal.Signals(number)])
             return
         nonlocal received
-        if received == number == signal.SIGINT:
-            raise KeyboardInterrupt
+        _end_at_second_interrupt(received, number)
         if received:
             return
         received = number
