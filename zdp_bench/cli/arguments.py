@@ -90,9 +90,10 @@ def print_sheet(sheet: Sheet, form: str) -> None:
 def data_root(options: argparse.Namespace) -> Path:
     """Return the data root: --root, else $ZDP_DATA, else a folder in the user's cache."""
     from zdp_bench.disk import expand_home
+    from zdp_bench.foreign_files import is_file
 
     root = expand_home(options.root or os.environ.get("ZDP_DATA") or "~/.cache/zdp-bench")
-    if root.is_file():
+    if is_file(root):
         raise UserError(
             f"{root}: is a file, not a folder; set the data root with --root or ZDP_DATA."
         )
@@ -109,10 +110,13 @@ def require_records(folder: Path, runs: bool = True) -> None:
     Raises:
         UserError: the folder is a file, is absent although the user named it, or lacks runs.
     """
+    from zdp_bench.foreign_files import exists
+
     advice = "Set the results folder of your runs (--results DIR)."
-    if folder.exists() and not folder.is_dir():
+    is_absent = not exists(folder)
+    if not is_absent and not folder.is_dir():
         raise UserError(f"{folder}: is a file, not a folder, so there are no records. {advice}")
-    if folder != RESULTS and not folder.exists():
+    if folder != RESULTS and is_absent:
         raise UserError(f"{folder}: folder not found, so there are no records. {advice}")
     if runs and not any((folder / "runs").glob("*/*/")):
         raise UserError(

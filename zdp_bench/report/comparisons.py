@@ -24,6 +24,7 @@ import numpy as np
 
 from zdp_bench import records
 from zdp_bench.errors import UserError, require
+from zdp_bench.foreign_files import is_file
 from zdp_bench.lazy import LazyModule
 from zdp_bench.privacy.memory import call_cached
 from zdp_bench.records import Record
@@ -121,7 +122,7 @@ def _compare_curves(first: Sequence[Record], second: Sequence[Record], results: 
 def _read_scores(run: Record, results: Path) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the true class and the score of each test example; None if the run saved none."""
     path = records.folder(results, run.recipe, run.run) / "scores.csv"
-    scores = _read_once(path) if path.is_file() else None
+    scores = _read_once(path) if is_file(path) else None
     if scores is not None and run.data.test not in (None, len(scores[0])):
         raise UserError(
             f"{path}: has {len(scores[0])} scores of {run.data.test} test examples; it is damaged."

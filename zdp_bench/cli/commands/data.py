@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from zdp_bench import assets
     from zdp_bench.data import files
+    from zdp_bench.foreign_files import exists
     from zdp_bench.registry import lookup, names_of_others
     from zdp_bench.report.terminal import describe_state, show_data_root
 
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     path = Path(options.dataset or "")  # of the user's own data, if it exists
     others = names_of_others("dataset") if options.dataset else []
     # A data set's name is the data set, whatever is in the working folder; a path has a slash.
-    is_own = path.exists() and options.dataset not in {*assets.group(assets.DATASETS), *others}
+    is_own = exists(path) and options.dataset not in {*assets.group(assets.DATASETS), *others}
     if options.action == "check" and "=" in str(options.dataset) and not is_own:
         return _check_recipe([options.dataset, *options.overrides], options.root)
     if options.overrides:

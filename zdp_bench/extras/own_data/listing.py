@@ -32,7 +32,16 @@ from zdp_bench.data.owner_names import may_name_owners, require_named, require_o
 from zdp_bench.data.owners import pick_test_owners, spread_evenly
 from zdp_bench.errors import UserError, require
 from zdp_bench.extras.own_data.readers import HEADER_SUFFIX, KINDS, Facts, Kind, fits
-from zdp_bench.foreign_files import Unfit, compile_pattern, expect, read_text, reading, resolve
+from zdp_bench.foreign_files import (
+    Unfit,
+    compile_pattern,
+    exists,
+    expect,
+    is_file,
+    read_text,
+    reading,
+    resolve,
+)
 
 REQUIRED_PARTS = ("train", "test")
 PARTS = (*REQUIRED_PARTS, "validation")
@@ -89,7 +98,7 @@ def find_items(path: Path, patient: str | None) -> list[Item]:
         UserError: the path has none of the forms above, or its files contradict one another.
     """
     try:
-        require(path.exists(), "dataset.path", path, "folder or CSV not found")
+        require(exists(path), "dataset.path", path, "folder or CSV not found")
         is_csv = path.is_file()
         is_example = is_csv and any(kind.marks and fits(path, kind) for kind in KINDS)
         require(not is_example, "dataset.path", path, "is one file; name its folder, or a CSV")
@@ -390,7 +399,7 @@ def _item_of(path: Path, where: str, cells: Mapping[str, str]) -> Item:
 def _require_file(path: Path, where: str, name: str) -> Path:
     """Return the file that a line of a CSV names, which must exist."""
     file = path.parent / name
-    if not file.is_file():
+    if not is_file(file):
         raise UserError(f"{where}: file not found: {file}.")
     return file
 

@@ -22,7 +22,9 @@ from zdp_bench.data.files import sha256
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import (
     Shape,
+    exists,
     expect,
+    is_file,
     misfits,
     read_json,
     read_text,
@@ -130,9 +132,9 @@ def read(folder: Path) -> Source:
         UserError: the folder is not an exported model, or its record or report is damaged.
     """
     path = folder / REPORT
-    if not path.is_file():
+    if not is_file(path):
         path = folder / RECORD
-    if not path.is_file() or not (folder / WEIGHTS).is_file():
+    if not is_file(path) or not is_file(folder / WEIGHTS):
         raise UserError(
             f"{folder}: is not an exported model, because it has no {path.name} or {WEIGHTS}."
         )
@@ -339,7 +341,7 @@ def write_sums(folder: Path) -> None:
 def read_sums(folder: Path) -> dict[str, str]:
     """Return the digests in `SHA256SUMS` by file name; empty if there is no such file."""
     path = folder / SUMS
-    if not path.exists():
+    if not exists(path):
         return {}
     sums = {}
     for line in read_text(path).splitlines():
