@@ -246,6 +246,22 @@ class Named(NamedTuple):
     held: Any
 
 
+def recursive(read: Callable[[], Any]) -> Callable[[], Any]:
+    def read_after(calls: int = 2) -> Any:
+        return read_after(calls - 1) if calls else read()
+
+    return read_after
+
+
+def recursive_by_default(read: Callable[[], Any]) -> Callable[[], Any]:
+    def read_after(calls: int = 2, others: Any = ()) -> Any:
+        (other,) = others
+        return other(calls - 1, others) if calls else read()
+
+    read_after.__defaults__ = (2, (read_after,))
+    return read_after
+
+
 HOLDERS: list[tuple[Callable[[Any], Any], Callable[[Any], Any]]] = [
     (lambda read: read, lambda held: held),
     (lambda read: [read], lambda held: held[0]),
@@ -256,6 +272,8 @@ HOLDERS: list[tuple[Callable[[Any], Any], Callable[[Any], Any]]] = [
     (Slotted, lambda held: held.held),
     (lambda read: functools.partial(lambda inner: inner(), read), lambda held: held),
     (lambda read: functools.partial(lambda *, inner: inner(), inner=read), lambda held: held),
+    (recursive, lambda held: held),
+    (recursive_by_default, lambda held: held),
 ]
 
 

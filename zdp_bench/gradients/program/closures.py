@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from functools import partial
 from types import BuiltinMethodType, CellType, FunctionType
 from typing import Any
 
 from torch import nn
 
-from zdp_bench.gradients.outside_state.content import (
-    are_same,
-    attributes_of,
-    read_cell,
-    slots_of,
-)
+from zdp_bench.gradients.outside_state.content import attributes_of, read_cell, slots_of
 from zdp_bench.gradients.program.ours import HOOKS
 
 # What `copy.deepcopy` shares with the original, and what may hold it and cannot be changed.
@@ -47,84 +43,95 @@ class _Functions:
         self.memo = memo
         self.copies: dict[int, tuple[Any, Any]] = {}  # original and copy, by the original's id
         self.cells: dict[int, CellType] = {}
+        self.unrelated: dict[int, Any] = {}  # functions that refer to nothing copied, by id
 
     def replace_in(self, copied: Any) -> None:
         """Replace the functions in a copied object by their copies."""
-        holders = [copied]
-        if type(copied) not in CONTAINERS:
-            holders += attributes_of(copied)
-            for slot in slots_of(copied):
-                value = slot.read()
-                if isinstance(value, REFERRING):
-                    slot.write(self.copy_of(value))
+        self._replace_in_container(copied)
+        if type(copied) in CONTAINERS:
+            return
+        for attributes in attributes_of(copied):
+            self._replace_in_container(attributes)
         if isinstance(copied, nn.Module):  # one that copies itself leaves them out of the memo
-            holders += [vars(copied).get(kind) for kind in HOOKS]
-        for holder in holders:
-            entries: Any = ()
-            if isinstance(holder, dict):
-                entries = holder.items()
-            elif isinstance(holder, list | deque):
-                entries = enumerate(holder)
-            # Any other object is a copy, or an original that a `__deepcopy__` has kept.
-            referring = [entry for entry in entries if isinstance(entry[1], REFERRING)]
-            for key, value in referring:
-                copied_value = self.copy_of(value)
-                if copied_value is not value:
-                    holder[key] = copied_value
-            if isinstance(holder, set):
-                for value in [value for value in holder if isinstance(value, REFERRING)]:
-                    copied_value = self.copy_of(value)
-                    if copied_value is not value:
-                        holder.remove(value)
-                        holder.add(copied_value)
+            for kind in HOOKS:
+                self._replace_in_container(vars(copied).get(kind))
+        for slot in slots_of(copied):
+            content = [slot.read()]
+            if self._replace_in_list(content):
+                slot.write(*content)
+
+    def _replace_in_container(self, container: Any) -> None:
+        if isinstance(container, dict):
+            values = [*container.values()]
+            if self._replace_in_list(values):
+                dict.update(container, zip(container, values, strict=True))
+        elif isinstance(container, list | deque):
+            self._replace_in_list(container)
+        elif isinstance(container, set):
+            items = [*container]
+            if self._replace_in_list(items):
+                container.clear()
+                container.update(items)
+
+    def _replace_in_list(self, items: list[Any] | deque[Any]) -> bool:
+        """Replace the functions in a list by their copies, and return True if any has a copy.
+
+        Any other item is a copy, or an original that a `__deepcopy__` has kept.
+        """
+        functions = {at: item for at, item in enumerate(items) if isinstance(item, REFERRING)}
+        if not self._refer_to_copies(functions.values()):
+            return False
+        for at, function in functions.items():
+            items[at] = self.copy_of(function)
+        return True
+
+    def _refer_to_copies(self, values: Iterable[Any]) -> bool:
+        """Return True if any of these values is copied, or refers through functions to what is."""
+        pending = [*values]
+        seen: dict[int, Any] = {}
+        while pending:
+            value = pending.pop()
+            number = id(value)
+            if number in self.memo:
+                if self.memo[number] is not value:
+                    return True
+            elif number in self.copies:
+                return True
+            elif isinstance(value, REFERRING) and not (number in seen or number in self.unrelated):
+                seen[number] = value
+                pending += _parts_of(value)
+        self.unrelated.update(seen)
+        return False
 
     def copy_of(self, value: Any) -> Any:
         """Return the copy of a function or other object, or itself if there is none."""
         if id(value) in self.memo:
             return self.memo[id(value)]
-        if not isinstance(value, REFERRING):
-            return value
         if id(value) not in self.copies:
-            self.copies[id(value)] = value, value  # where it calls itself
-            self.copies[id(value)] = value, self._copy(value)
+            if not self._refer_to_copies([value]):
+                return value
+            if isinstance(value, FunctionType):
+                self._copy_function(value)
+            else:
+                parts = map(self.copy_of, _parts_of(value))
+                self.copies[id(value)] = value, _rebuild(value, [*parts])
         _, copied = self.copies[id(value)]
         return copied
 
-    def _copy(self, value: Any) -> Any:
-        if isinstance(value, FunctionType):
-            return self._copy_function(value)
-        if isinstance(value, BuiltinMethodType):
-            owner = self.copy_of(value.__self__)
-            return value if owner is value.__self__ else getattr(owner, value.__name__)
-        if type(value) is partial:
-            old = [value.func, *value.args, *value.keywords.values()]
-            new = [*map(self.copy_of, old)]
-            if are_same(new, old):
-                return value
-            function, *arguments = new
-            count = len(value.args)
-            named = dict(zip(value.keywords, arguments[count:], strict=True))
-            return partial(function, *arguments[:count], **named)
-        is_named = isinstance(value, tuple) and hasattr(value, "_make")
-        if is_named or type(value) in (tuple, frozenset):
-            entries = [*map(self.copy_of, value)]
-            make = type(value)._make if is_named else type(value)
-            return value if are_same(entries, [*value]) else make(entries)
-        return value
-
-    def _copy_function(self, function: FunctionType) -> FunctionType:
-        closure = tuple(map(self._cell_of, function.__closure__ or ()))
-        defaults = tuple(map(self.copy_of, function.__defaults__ or ()))
-        named = function.__kwdefaults__ or {}
-        named_copies = {name: self.copy_of(value) for name, value in named.items()}
-        new = [*closure, *defaults, *named_copies.values()]
-        old = [*(function.__closure__ or ()), *(function.__defaults__ or ()), *named.values()]
-        if are_same(new, old):
-            return function
+    def _copy_function(self, function: FunctionType) -> None:
+        """Copy a function before what it refers to, which may lead back to it."""
+        closure = function.__closure__ or ()
+        cells = [*map(self._cell_of, closure)]
         copied = FunctionType(
-            function.__code__, function.__globals__, function.__name__, defaults, closure
+            function.__code__, function.__globals__, function.__name__, None, tuple(cells)
         )
-        copied.__kwdefaults__ = named_copies
+        self.copies[id(function)] = function, copied
+        for own, cell in zip(cells, closure, strict=True):
+            if own is not cell:
+                own.cell_contents = self.copy_of(cell.cell_contents)
+        named = function.__kwdefaults__ or {}
+        copied.__defaults__ = tuple(map(self.copy_of, function.__defaults__ or ()))
+        copied.__kwdefaults__ = {name: self.copy_of(value) for name, value in named.items()}
         copied.__module__ = function.__module__
         copied.__qualname__ = function.__qualname__
         annotate = getattr(function, "__annotate__", None)
@@ -133,12 +140,38 @@ class _Functions:
         else:  # Python 3.14 evaluates annotations when they are read, and names may be missing
             copied.__annotate__ = annotate  # type: ignore[attr-defined]
         copied.__dict__ = function.__dict__  # shared
-        return copied
 
     def _cell_of(self, cell: CellType) -> CellType:
-        """Return a cell with the copy of a variable's value, or the same cell if there is none."""
-        content = read_cell(cell)
-        copied = self.copy_of(content)
-        if copied is content:
+        """Return the cell of a copied variable, empty at first, or the same if it has no copy."""
+        if not self._refer_to_copies([read_cell(cell)]):
             return cell
-        return self.cells.setdefault(id(cell), CellType(copied))
+        return self.cells.setdefault(id(cell), CellType())
+
+
+def _parts_of(value: Any) -> list[Any]:
+    """Return what a function, or a value that holds functions, refers to."""
+    if isinstance(value, FunctionType):
+        variables = map(read_cell, value.__closure__ or ())
+        named = value.__kwdefaults__ or {}
+        return [*variables, *(value.__defaults__ or ()), *named.values()]
+    if isinstance(value, BuiltinMethodType):
+        return [value.__self__]
+    if type(value) is partial:
+        return [value.func, *value.args, *value.keywords.values()]
+    if type(value) in (tuple, frozenset) or hasattr(value, "_make"):
+        return [*value]
+    return []
+
+
+def _rebuild(value: Any, parts: list[Any]) -> Any:
+    """Return a value of the same kind that refers to other parts."""
+    if isinstance(value, BuiltinMethodType):
+        (owner,) = parts
+        return getattr(owner, value.__name__)
+    if type(value) is partial:
+        function, *arguments = parts
+        count = len(value.args)
+        named = zip(value.keywords, arguments[count:], strict=True)
+        return partial(function, *arguments[:count], **dict(named))
+    make = getattr(value, "_make", type(value))  # of a named tuple
+    return make(parts)
