@@ -8,6 +8,7 @@ import functools
 import logging
 import sys
 import threading
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -272,6 +273,8 @@ HOLDERS: list[tuple[Callable[[Any], Any], Callable[[Any], Any]]] = [
     (Slotted, lambda held: held.held),
     (lambda read: functools.partial(lambda inner: inner(), read), lambda held: held),
     (lambda read: functools.partial(lambda *, inner: inner(), inner=read), lambda held: held),
+    (lambda read: types.MethodType(lambda _: read(), ()), lambda held: held),
+    (lambda read: types.MethodType(lambda inner: inner(), read), lambda held: held),
     (recursive, lambda held: held),
     (recursive_by_default, lambda held: held),
 ]
@@ -292,6 +295,67 @@ def test_a_function_of_a_copy_reads_what_the_copys_hooks_write(
     output = twin(torch.ones(1, 2))
     assert take(twin.held)()["output"] is output
     assert take(model.held)() == {}
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        return inputs
+
+
+def patch_by_function(model: Any) -> None:
+    forward = model.forward
+    model.forward = lambda inputs: 2 * forward(inputs)
+
+
+def patch_by_decorator(model: Any) -> None:
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def doubled(*arguments: Any) -> Tensor:
+        return 2 * forward(*arguments)
+
+    model.forward = doubled
+
+
+def patch_by_method(model: Any) -> None:
+    forward = model.forward
+    model.forward = types.MethodType(lambda _, inputs: 2 * forward(inputs), model)
+
+
+PATCHES = [patch_by_function, patch_by_decorator, patch_by_method]
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+def test_the_copy_of_a_model_with_another_forward_function_runs_its_own_layers(
+    patch: Callable[[Any], None],
+) -> None:
+    """The copy ran the original's layers, so that checks examined and changed these."""
+    model: Any = nn.Sequential(nn.Linear(2, 2), Counting())
+    patch(model)
+    twin: Any = copy_apart(model)
+    output = twin(torch.ones(1, 2))
+    assert (model[1].calls, twin[1].calls) == (0, 1)
+    (gradient,) = torch.autograd.grad(output.sum(), twin[0].bias)
+    assert gradient.tolist() == [2.0, 2.0]
+
+
+def test_the_attributes_of_a_methods_function_stay_those_of_the_original() -> None:
+    """They were replaced by what refers to the copy."""
+    model: Any = nn.Linear(2, 2)
+
+    def scale(own: Any) -> Tensor:
+        return 2 * own.weight
+
+    scale.model = lambda: model  # type: ignore[attr-defined]
+    model.scale = types.MethodType(scale, model)
+    twin: Any = copy_apart(model)
+    assert torch.equal(twin.scale(), model.scale())
+    assert model.scale.model() is model
 
 
 class OfOneInstance:

@@ -117,10 +117,20 @@ def caches(net: Any, x: Tensor) -> Tensor:
     return x
 
 
+def with_another_forward_function(model: Any) -> nn.Module:
+    forward = model.forward
+    model.forward = lambda x: 2 * forward(x)
+    return model  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize(
     ("make_model", "sentence"),
     [
         (lambda: mlp(in_a_tensor()), r"layer '1' \(Made\) stores.*'average'"),
+        (
+            lambda: with_another_forward_function(mlp(in_a_tensor())),
+            r"layer '1' \(Made\) stores.*'average'",
+        ),
         (lambda: mlp(Made(averages, average=torch.zeros(8))), r"\(Made\) stores.*'average'"),
         (lambda: mlp(Made(counts)), r"layer '1' \(Made\) stores.*'examples'"),
         (lambda: mlp(Made(caches, seen={"last": [None]})), r"stores.*'seen\['last'\]\[0\]'"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from functools import partial
-from types import BuiltinMethodType, CellType, FunctionType
+from types import BuiltinMethodType, CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -14,7 +14,7 @@ from zdp_bench.gradients.outside_state.content import attributes_of, read_cell, 
 from zdp_bench.gradients.program.ours import HOOKS
 
 # What `copy.deepcopy` shares with the original, and what may hold it and cannot be changed.
-REFERRING = (FunctionType, BuiltinMethodType, partial, tuple, frozenset)
+REFERRING = (FunctionType, MethodType, BuiltinMethodType, partial, tuple, frozenset)
 CONTAINERS = {dict, OrderedDict, list, deque, set}  # which have no attributes
 
 
@@ -48,8 +48,8 @@ class _Functions:
     def replace_in(self, copied: Any) -> None:
         """Replace the functions in a copied object by their copies."""
         self._replace_in_container(copied)
-        if type(copied) in CONTAINERS:
-            return
+        if type(copied) in CONTAINERS or isinstance(copied, MethodType):
+            return  # the attributes of a method are those of its function, which is shared
         for attributes in attributes_of(copied):
             self._replace_in_container(attributes)
         if isinstance(copied, nn.Module):  # one that copies itself leaves them out of the memo
@@ -154,6 +154,8 @@ def _parts_of(value: Any) -> list[Any]:
         variables = map(read_cell, value.__closure__ or ())
         named = value.__kwdefaults__ or {}
         return [*variables, *(value.__defaults__ or ()), *named.values()]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
     if isinstance(value, BuiltinMethodType):
         return [value.__self__]
     if type(value) is partial:
@@ -165,6 +167,8 @@ def _parts_of(value: Any) -> list[Any]:
 
 def _rebuild(value: Any, parts: list[Any]) -> Any:
     """Return a value of the same kind that refers to other parts."""
+    if isinstance(value, MethodType):
+        return MethodType(*parts)
     if isinstance(value, BuiltinMethodType):
         (owner,) = parts
         return getattr(owner, value.__name__)
