@@ -275,6 +275,8 @@ HOLDERS: list[tuple[Callable[[Any], Any], Callable[[Any], Any]]] = [
     (lambda read: functools.partial(lambda *, inner: inner(), inner=read), lambda held: held),
     (lambda read: types.MethodType(lambda _: read(), ()), lambda held: held),
     (lambda read: types.MethodType(lambda inner: inner(), read), lambda held: held),
+    (functools.lru_cache, lambda held: held),
+    (lambda read: functools.cache(lambda: read()), lambda held: held),
     (recursive, lambda held: held),
     (recursive_by_default, lambda held: held),
 ]
@@ -356,6 +358,31 @@ def test_the_attributes_of_a_methods_function_stay_those_of_the_original() -> No
     twin: Any = copy_apart(model)
     assert torch.equal(twin.scale(), model.scale())
     assert model.scale.model() is model
+
+
+def test_the_cache_of_a_method_is_one_of_the_copys_method_and_starts_empty() -> None:
+    """It read the original's weights, and its results could be those of other weights."""
+    model: Any = nn.Linear(2, 2)
+    model.norm = functools.lru_cache(maxsize=4)(lambda power: model.weight.norm(power))
+    model.size = functools.lru_cache(lambda: 2)
+    model.norm(2)
+    twin: Any = copy_apart(model)
+    with torch.no_grad():
+        twin.weight.zero_()
+    assert (twin.norm(2), twin.norm.cache_parameters()["maxsize"]) == (0, 4)
+    assert model.norm(2) != 0
+    assert twin.size is model.size
+
+
+def test_the_function_of_a_cache_is_not_taken_from_a_decorator() -> None:
+    model: Any = nn.Linear(2, 2)
+
+    def read() -> Any:
+        return model.bias
+
+    model.read = functools.wraps(read)(functools.lru_cache(lambda: model.weight))
+    twin: Any = copy_apart(model)
+    assert torch.equal(twin.read(), model.weight)
 
 
 class OfOneInstance:

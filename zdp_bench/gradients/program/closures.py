@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from functools import partial
+from functools import lru_cache, partial
 from types import BuiltinMethodType, CellType, FunctionType, MethodType
 from typing import Any
 
@@ -13,8 +14,9 @@ from torch import nn
 from zdp_bench.gradients.outside_state.content import attributes_of, read_cell, slots_of
 from zdp_bench.gradients.program.ours import HOOKS
 
+CACHE = type(lru_cache(len))
 # What `copy.deepcopy` shares with the original, and what may hold it and cannot be changed.
-REFERRING = (FunctionType, MethodType, BuiltinMethodType, partial, tuple, frozenset)
+REFERRING = (FunctionType, MethodType, BuiltinMethodType, partial, CACHE, tuple, frozenset)
 CONTAINERS = {dict, OrderedDict, list, deque, set}  # which have no attributes
 
 
@@ -158,6 +160,10 @@ def _parts_of(value: Any) -> list[Any]:
         return [value.__func__, value.__self__]
     if isinstance(value, BuiltinMethodType):
         return [value.__self__]
+    if isinstance(value, CACHE):
+        function = value.__wrapped__
+        is_called = any(part is function for part in gc.get_referents(value))
+        return [function] if is_called else []  # another decorator has set `__wrapped__`
     if type(value) is partial:
         return [value.func, *value.args, *value.keywords.values()]
     if type(value) in (tuple, frozenset) or hasattr(value, "_make"):
@@ -172,6 +178,8 @@ def _rebuild(value: Any, parts: list[Any]) -> Any:
     if isinstance(value, BuiltinMethodType):
         (owner,) = parts
         return getattr(owner, value.__name__)
+    if isinstance(value, CACHE):
+        return lru_cache(**value.cache_parameters())(*parts)
     if type(value) is partial:
         function, *arguments = parts
         count = len(value.args)
