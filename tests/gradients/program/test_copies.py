@@ -374,6 +374,19 @@ def test_the_cache_of_a_method_is_one_of_the_copys_method_and_starts_empty() -> 
     assert twin.size is model.size
 
 
+def test_a_cached_function_that_calls_itself_has_one_cache_in_a_copy() -> None:
+    model: Any = nn.Linear(2, 2)
+
+    @functools.cache
+    def power(exponent: int) -> Tensor:
+        return power(exponent - 1) @ model.weight if exponent else torch.eye(2)
+
+    model.power = power
+    twin: Any = copy_apart(model)
+    twin.power(3)
+    assert twin.power.cache_info().currsize == 4
+
+
 def test_the_function_of_a_cache_is_not_taken_from_a_decorator() -> None:
     model: Any = nn.Linear(2, 2)
 

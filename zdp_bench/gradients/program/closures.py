@@ -115,8 +115,9 @@ class _Functions:
             if isinstance(value, FunctionType):
                 self._copy_function(value)
             else:
-                parts = map(self.copy_of, _parts_of(value))
-                self.copies[id(value)] = value, _rebuild(value, [*parts])
+                parts = [*map(self.copy_of, _parts_of(value))]
+                # A part that leads back to the value has already added its copy.
+                self.copies.setdefault(id(value), (value, _rebuild(value, parts)))
         _, copied = self.copies[id(value)]
         return copied
 
