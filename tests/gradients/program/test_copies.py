@@ -374,6 +374,16 @@ def test_the_cache_of_a_method_is_one_of_the_copys_method_and_starts_empty() -> 
     assert twin.size is model.size
 
 
+@pytest.mark.parametrize("wrap", [functools.partial, functools.cache])
+def test_a_partial_or_a_cache_keeps_its_attributes_in_a_copy(wrap: Callable[[Any], Any]) -> None:
+    model: Any = nn.Linear(2, 2)
+    model.act = wrap(lambda: model.weight)
+    model.act.label = "weight"
+    twin: Any = copy_apart(model)
+    assert twin.act() is twin.weight
+    assert twin.act.label == "weight"
+
+
 def test_a_cached_function_that_calls_itself_has_one_cache_in_a_copy() -> None:
     model: Any = nn.Linear(2, 2)
 

@@ -180,11 +180,17 @@ def _rebuild(value: Any, parts: list[Any]) -> Any:
         (owner,) = parts
         return getattr(owner, value.__name__)
     if isinstance(value, CACHE):
-        return lru_cache(**value.cache_parameters())(*parts)
+        return _with_attributes_of(value, lru_cache(**value.cache_parameters())(*parts))
     if type(value) is partial:
         function, *arguments = parts
         count = len(value.args)
         named = zip(value.keywords, arguments[count:], strict=True)
-        return partial(function, *arguments[:count], **dict(named))
+        return _with_attributes_of(value, partial(function, *arguments[:count], **dict(named)))
     make = getattr(value, "_make", type(value))  # of a named tuple
     return make(parts)
+
+
+def _with_attributes_of(original: Any, copied: Any) -> Any:
+    """Return a copy with the attributes that the original has beside those of the copy."""
+    vars(copied).update(vars(original) | vars(copied))
+    return copied
