@@ -310,6 +310,9 @@ def test_a_configuration_is_shown_and_nothing_is_run(
     shown = yaml.safe_load(out)
     assert (shown["recipe"], shown["optimizer"]["lr"]) == ("quickstart", 0.25)
     assert not {"hydra", "launcher"} & set(shown)
+    replaced = ["recipe=quickstart", "algorithm=sgd", "privacy.max_epsilon=null"]
+    shown = yaml.safe_load(run(capsys, "run", "--show-config", *replaced)[1])
+    assert shown["algorithm"] == {"name": "sgd"}  # without the recipe's options of zeta_dp_sgd
     assert not list(here.iterdir())
 
 

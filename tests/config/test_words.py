@@ -252,6 +252,24 @@ def test_options_meant_for_another_plug_in_are_dropped_as_in_a_recipe_that_ships
     assert recipe_body("nothing") is None
 
 
+def test_another_plug_in_keeps_the_recipes_keys_that_it_has_too(mine: Path) -> None:
+    """A recipe's validation patients were trained on when its data set was replaced."""
+    mine.write_text(
+        MINE.replace("dataset: {", "dataset: {validation_share: 0.2, ").replace(
+            "model: {", "model: {start: unit_variance, complex_as: channels, "
+        )
+        + "optimizer: {momentum: 0.5, dampening: 0.1}\n"
+    )
+    others = ["model=real_linear", "dataset=phase_digits", "optimizer=rmsprop"]
+    config = configured([f"recipe={mine}", *others])
+    assert config.validation_share == 0.2
+    assert (config.start, config.complex_as) == ("unit_variance", "channels")
+    assert "hidden" not in config.model.options
+    assert config.optimizer.options["momentum"] == 0.5
+    assert "dampening" not in config.optimizer.options
+    assert configured([f"recipe={mine}", *others, "model.start=null"]).start is None
+
+
 def test_the_command_line_runs_and_validates_it(
     mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

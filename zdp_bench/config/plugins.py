@@ -215,7 +215,7 @@ def drop_foreign_options(
 
     `recipe=phasemnist algorithm=sgd` replaces ζ-DP-SGD by SGD, but Hydra still adds the recipe's
     `algorithm: {noise: circular}`. So a key is dropped if the recipe sets it for another plug-in
-    than the chosen one, whose YAML lacks it.
+    than the chosen one, which lacks it.
 
     Args:
         recipe: name of the recipe.
@@ -235,8 +235,7 @@ def drop_foreign_options(
             plugins |= {key.removeprefix("override /"): value for key, value in entry.items()}
     if plugins[kind] == name:
         return node
-    yaml = files(kind).get(str(name))
-    known = assets.read_yaml(yaml) if yaml else defaults(lookup(kind, str(name)))
+    known = ["name", *(plugin_keys(kind, name) if name != "none" else [])]
     options = {}
     for key, value in node.items():
         is_foreign = key in recipes_options and key not in known

@@ -69,12 +69,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(words: list[str]) -> int:
-    """Check and print the configuration."""
+    """Print the checked configuration, which is what the run would read."""
     from omegaconf import OmegaConf
 
-    from zdp_bench.config import compose, parse, to_plain
+    from zdp_bench.config import configured
 
-    composed = compose(words)
-    parse(composed, words)
-    print(OmegaConf.to_yaml(OmegaConf.create(to_plain(composed))).rstrip())
+    print(OmegaConf.to_yaml(OmegaConf.create(configured(words).resolved)).rstrip())
     return 0
