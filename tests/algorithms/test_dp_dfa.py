@@ -303,6 +303,146 @@ def test_networks_that_are_no_such_chain_are_refused() -> None:
         summed(dfa(Twice().double()), batch(2))
 
 
+class Longer(nn.Linear):
+    """Computes something else than `nn.Linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 10 * super().forward(x)
+
+
+def with_hook(layer: nn.Linear) -> nn.Linear:
+    layer.register_forward_hook(lambda _, __, output: 10 * output)
+    return layer
+
+
+def with_own_forward(layer: nn.Linear) -> nn.Linear:
+    forward = layer.forward
+    layer.forward = lambda x: 10 * forward(x)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("last", "says"),
+    [
+        (lambda: Longer(5, 3), r"layer '3' \(Longer\) is derived from nn\.Linear"),
+        (
+            lambda: nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)),
+            r"layer '3' \(ParametrizedLinear\) is derived from nn\.Linear",
+        ),
+        (lambda: with_hook(nn.Linear(5, 3)), r"layer '3' \(Linear\) has hooks or a forward"),
+        (lambda: with_own_forward(nn.Linear(5, 3)), r"layer '3' \(Linear\) has hooks or a forward"),
+    ],
+)
+def test_a_layer_that_may_compute_something_else_is_refused(
+    last: Callable[[], nn.Module], says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        dfa(nn.Sequential(nn.Flatten(), nn.Linear(84, 5), nn.Sigmoid(), last()))
+
+
+class Called(nn.Module):
+    """Two linear layers and a number, which `forward` calls and uses in one of several ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.scale = nn.Parameter(torch.ones(1))
+        self.hidden, self.out = nn.Linear(84, 84), nn.Linear(84, 3)
+        self.scale.requires_grad_("scale" in how)
+        if how == "shared":
+            self.middle = nn.Linear(84, 84)
+            self.middle.weight = self.hidden.weight
+        if how == "reversed":
+            self.hidden, self.out = nn.Linear(84, 3), nn.Linear(84, 84)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        h = torch.sigmoid(self.hidden(x)) if self.how not in ("reversed", "parallel") else x
+        match self.how:
+            case "scale of the output":
+                return self.scale * self.out(h)
+            case "shared":
+                return self.out(torch.sigmoid(self.middle(h)))
+            case "reversed":
+                return self.hidden(torch.sigmoid(self.out(h)))
+            case "parallel":
+                return self.hidden(x)[:, :3] + self.out(x)
+            case "around":
+                return self.out(h) + h[:, :3]
+            case "by keyword":
+                return self.out(input=h)
+            case "function":
+                return nn.functional.linear(h, self.out.weight, self.out.bias)
+            case "weight too":
+                return self.out(h) * self.out.weight.sum()
+        return self.out(h)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("scale of the output", "parameter 'scale' is used outside the chain of layers"),
+        ("shared", "layers 'hidden' and 'middle' share a parameter"),
+        ("reversed", "calls layer 'out' before layer 'hidden', which it defines first"),
+        ("parallel", "layer 'out' does not depend on the output of layer 'hidden' alone"),
+        ("around", "the loss does not depend on the output of layer 'out' alone"),
+        ("by keyword", r"layer 'out' is not called on one tensor, as layer\(x\)"),
+        ("function", "the model does not call layer 'out'"),
+        ("weight too", r"parameter 'out\.weight' is used outside the chain of layers"),
+    ],
+)
+def test_what_feedback_does_not_reach_is_refused_in_one_sentence(how: str, says: str) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(UserError, match=says) as refusal:
+        summed(dfa(Called(how).double()), batch(2))
+    assert "torch raises" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("convolutions", ["hybrid", "dfa"])
+def test_a_layer_in_front_that_feedback_does_not_reach_is_refused(convolutions: str) -> None:
+    class Beside(nn.Module):
+        def __init__(self, goes_around: bool) -> None:
+            super().__init__()
+            self.goes_around = goes_around
+            self.first, self.beside = nn.Conv2d(2, 1, 1), nn.Conv2d(2, 1, 1)
+            self.out = nn.Linear(42, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            first, beside = self.first(x), self.beside(x)
+            outputs = self.out(first.flatten(1))
+            return outputs + beside.flatten(1)[:, :3] if self.goes_around else outputs
+
+    for goes_around, says in (
+        (False, "feedback does not reach parameter 'beside.bias'"),
+        (True, "parameter 'beside.bias' is used outside the chain of layers"),
+    ):
+        with pytest.raises(UserError, match=says):
+            summed(dfa(Beside(goes_around).double(), convolutions=convolutions), batch(2))
+
+
+@pytest.mark.parametrize("convolutions", ["hybrid", "dfa"])
+def test_activations_may_overwrite_what_they_take(convolutions: str) -> None:
+    sums = []
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        front = nn.Conv2d(2, 3, 3), nn.ReLU(inplace), nn.Conv2d(3, 4, 3), nn.ReLU(inplace)
+        connected = nn.Linear(24, 6), nn.ReLU(inplace), nn.Linear(6, 3)
+        model = nn.Sequential(*front, nn.Flatten(), *connected).double()
+        sums.append(summed(dfa(model, convolutions=convolutions), batch(5)))
+    torch.testing.assert_close(*sums, rtol=0, atol=0)
+
+
+def test_a_model_that_is_one_linear_layer_learns() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(84, 3).double()
+    inputs, targets = batch(4)
+    sums = summed(dfa(model, max_grad_norm=1e6, error_clip=1e3), (inputs.flatten(1), targets))
+    loss = torch.nn.functional.cross_entropy(model(inputs.flatten(1)), targets, reduction="sum")
+    weight, bias = torch.autograd.grad(loss, [*model.parameters()])
+    expected = {"weight": weight, "bias": bias}
+    torch.testing.assert_close(sums, expected)
+
+
 @pytest.mark.parametrize("build", [dense, chain])
 @pytest.mark.parametrize("kind", ["real", "complex"])
 def test_its_hooks_do_nothing_outside_of_a_step(

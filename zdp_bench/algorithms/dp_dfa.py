@@ -36,7 +36,7 @@ which bounds one example's share. Its values of ε do not follow from that.)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -62,8 +62,10 @@ from zdp_bench.gradients.clipping import (
 )
 from zdp_bench.gradients.layer_gradient import apply_factors, contract, matrix_sum
 from zdp_bench.gradients.program import state_of
+from zdp_bench.gradients.program.ours import is_unchanged
 from zdp_bench.gradients.rules import NoRule
-from zdp_bench.nn.memory_format import arrange
+from zdp_bench.gradients.tape import unsafe_view
+from zdp_bench.nn.memory_format import MapLinear, arrange
 from zdp_bench.privacy.mechanism import Mechanism, NoiseKind
 from zdp_bench.privacy.noise import stream
 from zdp_bench.registry import register
@@ -140,6 +142,7 @@ class DPDFA(Algorithm):
         )
         self.parameters = set(trainable(problem.model))
         self._feedback: dict[str, Tensor] = {}
+        self._is_checked = False
         self._mechanism = self._build_mechanism()
 
     def _activation_clips(self, as_published: bool) -> list[float]:
@@ -201,6 +204,9 @@ class DPDFA(Algorithm):
         reason = state_of(self.problem.model, inputs).alone
         if reason:
             raise UserError(f"{reason}: this algorithm cannot process examples one at a time.")
+        if not self._is_checked:
+            self._require_chain(batch)
+            self._is_checked = True
         add_up(total, self._sums(batch))
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
@@ -287,10 +293,10 @@ class DPDFA(Algorithm):
         for i, (name, layer) in enumerate(self.connected.items()):
             clipped_deltas = apply_factors(deltas[i], product_factors[i])
             weight_sum = matrix_sum(clipped_deltas, activations[i])
-            sums[f"{name}.weight"] = weight_sum.to(layer.weight.dtype)
+            sums[_parameter_name(name, "weight")] = weight_sum.to(layer.weight.dtype)
             if layer.bias is not None:
                 bias_sum = contract(deltas[i], delta_factors[i])
-                sums[f"{name}.bias"] = bias_sum.to(layer.bias.dtype)
+                sums[_parameter_name(name, "bias")] = bias_sum.to(layer.bias.dtype)
         trainable_sums = {name: value for name, value in sums.items() if name in self.parameters}
         return trainable_sums, (deltas[0], delta_factors[0]), (deltas[-1], error_factors)
 
@@ -357,21 +363,80 @@ class DPDFA(Algorithm):
             feedback = feedback.real
         return feedback.to(like.dtype).view_as(like)
 
+    def _require_chain(self, batch: Batch) -> None:
+        """Reject a model whose layers do not form a chain, as far as feedback requires it.
+
+        A parameter that feedback does not reach would be trained on noise alone.
+        """
+        inputs, targets = batch
+        model = self.problem.model
+        devices = [inputs.device] if inputs.device.type == "cuda" else []
+        with (
+            torch.random.fork_rng(devices),
+            self._cut(freezes=False) as forward,
+            torch.enable_grad(),
+        ):
+            outputs = model(arrange(model, inputs))
+            losses = self.problem.loss(outputs, targets)
+        _require_order(self._fed_layers(), list(forward.inputs))
+        parameters = trainable(model)
+        reached: set[str] = set()
+        for name in self._fed_in_front():
+            reached |= find_sources(forward.inputs[name], parameters)
+        own_names = {
+            _parameter_name(name, key)
+            for name, layer in self.connected.items()
+            for key, _ in layer.named_parameters()
+        }
+        strays = reached & own_names
+        _, *others = self.connected
+        behind = {f"layer '{name}'": forward.inputs[name] for name in others}
+        behind["the loss"] = losses
+        for previous, (place, tensor) in zip(self.connected, behind.items(), strict=True):
+            if find_sources(tensor, forward.outputs) != {previous}:
+                raise UserError(
+                    f"{_named()}: {place} does not depend on the output of layer '{previous}' "
+                    "alone; feedback alignment needs a chain of layers."
+                )
+            strays |= find_sources(tensor, parameters)
+        if strays:
+            raise UserError(
+                f"{_named()}: parameter '{min(strays)}' is used outside the chain of layers, "
+                "where feedback has no rule for it: set requires_grad=False, or remove that use."
+            )
+        missed = parameters.keys() - own_names - reached
+        if missed:
+            raise UserError(
+                f"{_named()}: feedback does not reach parameter '{min(missed)}', so it would be "
+                "trained on noise alone: set requires_grad=False, or remove it."
+            )
+
+    def _fed_layers(self) -> list[str]:
+        """Return the names of the layers that learn by feedback, in model order."""
+        if self.convolutions == "hybrid":
+            return list(self.connected)
+        return [*self.front, *self.connected]
+
+    def _fed_in_front(self) -> list[str]:
+        """Return the names of the layers whose inputs get the feedback for layers in front."""
+        first = next(iter(self.connected))
+        return [first] if self.convolutions == "hybrid" else [*self.front[1:], first]
+
     @contextmanager
-    def _cut(self) -> Iterator[Forward]:
+    def _cut(self, freezes: bool = True) -> Iterator[Forward]:
         """Cut autograd's graph in front of each layer that learns by feedback, inside the context.
 
-        The fully connected layers are frozen meanwhile, because no gradient of their parameters is
-        needed.
+        Args:
+            freezes: freeze the fully connected layers meanwhile, because no gradient of their
+                parameters is needed.
         """
         forward = Forward()
         model = self.problem.model
-        fed_layers = list(self.connected)
-        if self.convolutions != "hybrid":
-            fed_layers = self.front + fed_layers
-        frozen = [parameter for parameter in self.connected_parameters if parameter.requires_grad]
+        frozen = []
+        if freezes:
+            frozen = [value for value in self.connected_parameters if value.requires_grad]
         handles = [model.register_forward_pre_hook(lambda *_: forward.inputs.clear())]
-        for name in fed_layers:
+        for name in self._fed_layers():
             hook = partial(cut_input, forward, name)
             handles.append(model.get_submodule(name).register_forward_pre_hook(hook))
         for name, layer in self.connected.items():
@@ -433,6 +498,11 @@ def cut_input(
             f"{_named()}: layer '{name}' is called twice; feedback alignment needs a chain "
             "of layers."
         )
+    if len(arguments) != 1:  # it is called by keyword, or on several tensors
+        raise UserError(
+            f"{_named()}: layer '{name}' is not called on one tensor, as layer(x), which feedback "
+            "alignment needs."
+        )
     (x,) = arguments
     # A `MapLinear` takes maps [B, C, H, W], which are flattened as in the layer.
     forward.inputs[name] = x.flatten(1) if isinstance(layer, nn.Linear) else x
@@ -452,8 +522,42 @@ def cut_output(
             f"{_named()}: the output of layer '{name}' has {output.dim() - 1} dimensions per "
             "example; it must have one."
         )
-    forward.outputs[name] = output.requires_grad_()  # a leaf: input and layer need no gradient
-    return forward.outputs[name]
+    leaf = output.detach().requires_grad_()
+    forward.outputs[name] = leaf
+    # The activation may overwrite it, which torch does not allow for a leaf or a view of one.
+    return unsafe_view(leaf, leaf.shape)
+
+
+def _parameter_name(layer: str, key: str) -> str:
+    """Return the model's name for a layer's parameter; the layer may be the model itself."""
+    return f"{layer}.{key}" if layer else key
+
+
+def find_sources(tensor: Tensor, sources: Mapping[str, Tensor]) -> set[str]:
+    """Return the names of the tensors that a tensor depends on in autograd's graph."""
+    if not tensor.requires_grad:
+        return set()
+    gradients = torch.autograd.grad(
+        tensor, [*sources.values()], torch.ones_like(tensor), retain_graph=True, allow_unused=True
+    )
+    pairs = zip(sources, gradients, strict=True)
+    return {name for name, gradient in pairs if gradient is not None}
+
+
+def _require_order(defined: list[str], called: list[str]) -> None:
+    """Reject layers that are not called, or not in the order in which the model defines them."""
+    for name in defined:
+        if name not in called:
+            raise UserError(
+                f"{_named()}: the model does not call layer '{name}'; feedback alignment needs a "
+                "chain of layers."
+            )
+    for first, second in zip(called, defined, strict=True):
+        if first != second:
+            raise UserError(
+                f"{_named()}: the model calls layer '{first}' before layer '{second}', which it "
+                "defines first: define layers in the order in which forward() calls them."
+            )
 
 
 def split_chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:
@@ -463,7 +567,8 @@ def split_chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:
         The names of the layers in front, and the fully connected layers by name.
 
     Raises:
-        UserError: there is no fully connected layer, or another layer follows one.
+        UserError: there is no fully connected layer, another layer follows one, or one shares a
+            parameter or computes something else than torch's.
     """
     front: list[str] = []
     connected: dict[str, nn.Linear] = {}
@@ -471,6 +576,7 @@ def split_chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:
         name, _, _ = parameter_name.rpartition(".")
         layer = model.get_submodule(name)
         if isinstance(layer, nn.Linear):
+            _require_plain(name, layer)
             connected[name] = layer
         elif not connected:
             front.append(name)
@@ -485,7 +591,38 @@ def split_chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:
             f"{_named()}: the network has no fully connected layer that the error could be fed "
             "back to."
         )
+    _require_own_parameters(model, connected)
     return front, connected
+
+
+def _require_plain(name: str, layer: nn.Linear) -> None:
+    """Reject a layer whose gradient may be another than that of `nn.Linear`."""
+    if type(layer) not in (nn.Linear, MapLinear):
+        raise UserError(
+            f"{_named()}: layer '{name}' ({type(layer).__name__}) is derived from nn.Linear and "
+            "may compute something else, for which feedback has no rule: use nn.Linear itself."
+        )
+    if not is_unchanged(layer):
+        raise UserError(
+            f"{_named()}: layer '{name}' ({type(layer).__name__}) has hooks or a forward function "
+            "of its own, for which feedback has no rule: remove them."
+        )
+
+
+def _require_own_parameters(model: nn.Module, connected: Mapping[str, nn.Linear]) -> None:
+    """Reject a trained parameter that a fully connected layer shares with another layer."""
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module._parameters.values():
+            owners.setdefault(id(parameter), []).append(name)
+    for layer in connected.values():
+        for parameter in layer.parameters():
+            first, *others = owners[id(parameter)]
+            if others and parameter.requires_grad:
+                raise UserError(
+                    f"{_named()}: layers '{first}' and '{others[0]}' share a parameter, of which "
+                    "feedback would train one use only: give each layer its own."
+                )
 
 
 def _named() -> str:

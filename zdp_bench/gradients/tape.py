@@ -365,7 +365,7 @@ def _has_rows(value: Any) -> bool:
 
 
 # Returns a tensor with the same memory but its own node, which autograd does not treat as a view.
-_unsafe_view = torch.ops.aten._unsafe_view.default
+unsafe_view = torch.ops.aten._unsafe_view.default
 
 
 def _enter(
@@ -380,10 +380,10 @@ def _enter(
         tape.starts.append(start)
         # `start` only receives a gradient. It releases its memory, because the next layer may
         # change the output in place.
-        output = _unsafe_view(start, output.shape)
+        output = unsafe_view(start, output.shape)
         start.data = start.new_empty(0)
     elif output._is_view():  # a change in place would replace a view's node
-        output = _unsafe_view(output, output.shape)
+        output = unsafe_view(output, output.shape)
     assert output.grad_fn is not None
     edge = GradientEdge(output.grad_fn, output.output_nr)
     order = _memory_order(output)

@@ -21,10 +21,11 @@ def is_ours(module: nn.Module) -> bool:
     function that replaces that of its class.
     """
     is_of_package = type(module).__module__.startswith("zdp_bench.")
-    return is_of_package and all(map(_is_unchanged, module.modules()))
+    return is_of_package and all(map(is_unchanged, module.modules()))
 
 
-def _is_unchanged(module: nn.Module) -> bool:
+def is_unchanged(module: nn.Module) -> bool:
+    """Return True for a module of this package or torch, without hooks or another forward."""
     attributes = vars(module)
     package = type(module).__module__.partition(".")[0]
     if package not in ("zdp_bench", "torch"):
