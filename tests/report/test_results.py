@@ -247,8 +247,8 @@ def test_epsilon_of_different_units_has_no_mean(
         run = record("a", seed)
         run["privacy"] |= {key.removeprefix("privacy_"): value}
         save(tmp_path, run)
-    message = f"have {key} {values[0]} and {values[1]}, so their ε have no mean. Add {key} to --by"
-    with pytest.raises(UserError, match=f"^{column}: .*{message}"):
+    message = f"with {key} {values[0]} and {values[1]} have no common mean. Add {key} to --by"
+    with pytest.raises(UserError, match=f"^{column}: runs {message}"):
         sheet(tmp_path, columns=column, by="recipe")
     assert len(sheet(tmp_path, columns=column, by=f"recipe,{key}").rows) == 2
     assert len(sheet(tmp_path, columns="value", by="recipe").rows) == 1

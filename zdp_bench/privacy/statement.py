@@ -54,11 +54,19 @@ def show_epsilon(value: float | None, at_least: bool = False) -> str:
         return ""
     if math.isinf(value):
         return "∞"
+    rounded = _round(value, at_least)
+    return f"{float(rounded):.3g}" if rounded < 1000 else f"{rounded:,f}"
+
+
+def round_epsilon(value: float, at_least: bool = False) -> float:
+    """Return ε as `show_epsilon` rounds it; infinity and NaN stay."""
+    return float(_round(value, at_least)) if math.isfinite(value) else value
+
+
+def _round(value: float, at_least: bool) -> Decimal:
     exact = Decimal(f"{value:.9g}")
     rounding = ROUND_FLOOR if at_least else ROUND_CEILING
     if exact < 1000:
         third_digit = Decimal(1).scaleb(exact.adjusted() - 2)
         exact = exact.quantize(third_digit, rounding)
-    if exact < 1000:
-        return f"{float(exact):.3g}"
-    return f"{exact.to_integral_value(rounding):,f}"
+    return exact if exact < 1000 else exact.to_integral_value(rounding)

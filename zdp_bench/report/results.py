@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from math import isnan
 from pathlib import Path
@@ -292,15 +292,15 @@ def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFr
         by: columns that define the groups.
         measures: columns to average; words count as missing.
     """
-    if "value" in measures and "metric" not in by:  # a mean over different metrics has no meaning
-        by = [*by, "metric"]
+    if "value" in measures:  # a mean over different metrics has no meaning
+        by = list(dict.fromkeys([*by, *list_conditions("value")]))
     measures = [name for name in measures if name not in by]
     frame = drop_repeated(frame, by)
     numbers = {name: pd.to_numeric(frame[name], errors="coerce") for name in measures}
     groups = frame.assign(**numbers).groupby(by, dropna=False)
     for name in measures:
-        if name.startswith("epsilon"):
-            _require_comparable(name, groups)
+        for _, runs in groups:
+            require_comparable(name, runs, by, "mean")
     counts = {name: groups[name].count() for name in measures}
     first_count = next(iter(counts.values()), groups["run"].count())
     has_one_count = all(count.equals(first_count) for count in counts.values())
@@ -308,11 +308,16 @@ def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFr
     for name in measures:
         if not has_one_count:
             columns[f"{name}_{COUNT}"] = counts[name]
-        is_undefined = frame[name].map(lambda value: isinstance(value, float) and isnan(value))
-        has_undefined = is_undefined.groupby([frame[key] for key in by], dropna=False).any()
+        undefined = is_undefined(frame[name])
+        has_undefined = undefined.groupby([frame[key] for key in by], dropna=False).any()
         columns[name] = groups[name].mean().mask(has_undefined)
         columns[f"{name}_sd"] = groups[name].std().mask(has_undefined)
     return pd.DataFrame(columns).reset_index()
+
+
+def is_undefined(cells: pd.Series) -> pd.Series:
+    """Return for each cell whether it is NaN, such as the loss of a run that diverged."""
+    return cells.map(lambda value: isinstance(value, float) and isnan(value)).astype(bool)
 
 
 def _mixes_data(frame: pd.DataFrame, by: Sequence[str]) -> bool:
@@ -374,16 +379,37 @@ def _count_folds(dataset: str) -> int:
     return num_folds or 0
 
 
-def _require_comparable(name: str, groups: Any) -> None:
-    """Reject a mean over ε that protect different units, or hold at different δ."""
-    for column in (UNITS.get(name, "epsilon_of"), "delta"):
-        for _, runs in groups:
-            values = [str(value) for value in runs[column].unique()]
-            if len(values) > 1:
-                raise UserError(
-                    f"{name}: the runs of a group have {column} {' and '.join(values)}, so their "
-                    f"ε have no mean. Add {column} to --by, or filter: {column}={values[0]}."
-                )
+def is_epsilon(column: str) -> bool:
+    """Return True if the numbers of a column are ε."""
+    name = column.rpartition(".")[2]
+    return name.startswith("epsilon_") or name.endswith("_epsilon")
+
+
+def list_conditions(column: str) -> tuple[str, ...]:
+    """Return the columns in which runs must agree for their values of a column to be comparable."""
+    if column == "value":
+        return ("metric",)
+    if is_epsilon(column):
+        return (UNITS.get(column, "epsilon_of"), "delta")
+    return ()
+
+
+def require_comparable(column: str, runs: pd.DataFrame, by: Collection[str], what: str) -> None:
+    """Reject values of several metrics, or ε that protect different units or hold at different δ.
+
+    Args:
+        column: the column of the values.
+        runs: the records.
+        by: columns that define groups; the runs of different groups may differ in them.
+        what: what the values are to share: "mean" or "axis".
+    """
+    for condition in list_conditions(column):
+        values = [str(value) for value in runs[condition].unique()]
+        if len(values) > 1 and condition not in by:
+            raise UserError(
+                f"{column}: runs with {condition} {' and '.join(values)} have no common {what}. "
+                f"Add {condition} to --by, or choose runs: {condition}={values[0]}."
+            )
 
 
 def _unfinished(results: Path, filters: Sequence[str]) -> list[str]:
@@ -467,6 +493,6 @@ def show(column: str, value: Any) -> str:
         return str(value)[:8]
     if column == TIME:
         return str(value)[:16].replace("T", " ")
-    if column.startswith("epsilon") and isinstance(value, int | float):
+    if is_epsilon(column) and isinstance(value, int | float):
         return show_epsilon(value, at_least=column.endswith("at_least"))
     return f"{value:.4g}".replace("inf", "∞") if isinstance(value, float) else str(value)

@@ -211,6 +211,21 @@ def sweep(curve_runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return curve_runs
 
 
+def test_a_papers_point_with_a_seed_that_diverged_is_named(sweep: Path) -> None:
+    """It vanished without a word."""
+    path = sweep / "tables" / "dp_dfa_2020_fig2.csv"
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    at = table.index[(table["row"] == "bp_10.24") & (table["x"] == "0.1")]
+    table.loc[at, "values"] = "nan 50"
+    table.to_csv(path, index=False)
+    figure = figures.draw(FIGURE, sweep)
+    assert "not drawn, because a run's value is undefined or ∞: DP-BP at 0.1" in note_of(figure)
+    table.loc[at, "metric"] = "psnr"
+    table.to_csv(path, index=False)
+    with pytest.raises(UserError, match=r"one panel cannot show test .* and test"):
+        figures.draw(FIGURE, sweep)
+
+
 def test_a_point_that_is_missing_is_a_gap(sweep: Path) -> None:
     curve = lines(panel_of(sweep))["DP-DFA hybrid"]
     assert curve[:3] == pytest.approx([80, math.nan, 80], nan_ok=True)
@@ -299,6 +314,88 @@ def test_the_legend_says_what_the_runs_of_a_point_differ_in(
     figure = figures.draw_runs(results, [], "epsilon_tight", "accuracy", by)
     (legend,) = figure.legends
     assert says in legend.get_title().get_text()
+
+
+def note_of(figure: Figure) -> str:
+    (legend,) = figure.legends
+    return legend.get_title().get_text().replace("\n", " ")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_point_with_a_run_that_diverged_is_named_and_not_drawn(
+    results: Path, value: float
+) -> None:
+    """The mean of the other runs was drawn, and a point of that run alone vanished."""
+    algorithm = {"name": "dp_sgd", "target": 2}
+    alone = {"name": "gredp", "target": 2}
+    save(
+        results,
+        make("a", 2, value, 2, algorithm=algorithm),
+        make("a", 0, value, 2, algorithm=alone),
+    )
+    figure = figures.draw_runs(results, [], "epsilon_tight", "accuracy", ["algorithm"])
+    curves = lines(figure.axes[0])
+    assert curves["dp_sgd"] == pytest.approx([51.5, math.nan, 66.5], nan_ok=True)
+    assert curves["gredp"] == pytest.approx([51, math.nan, 66], nan_ok=True)
+    undrawn = "not drawn, because a run's value is undefined or ∞: dp_sgd at 2; gredp at 2"
+    assert note_of(figure).endswith(undrawn)
+    with pytest.raises(UserError, match="--y accuracy: no point has a finite number of each"):
+        figures.draw_runs(
+            results, ["algorithm.target=2"], "epsilon_tight", "accuracy", ["algorithm"]
+        )
+
+
+def test_values_of_two_metrics_have_no_common_axis(results: Path) -> None:
+    """Their mean was drawn."""
+    axis = figures.draw_runs(results, [], "epsilon_tight", "value", ["algorithm"]).axes[0]
+    assert axis.get_ylabel() == "test accuracy, %"
+    run = make("a", 3, 30.0, 2, algorithm={"name": "dp_sgd", "target": 2})
+    run |= {"metrics": {"psnr": 30.0}, "headline": {"name": "psnr", "value": 30.0}}
+    save(results, run)
+    with pytest.raises(
+        UserError, match=r"^value: runs with metric accuracy and psnr have no common"
+    ):
+        figures.draw_runs(results, [], "epsilon_tight", "value", ["algorithm"])
+    by = ["algorithm", "metric"]
+    axis = figures.draw_runs(results, [], "epsilon_tight", "value", by).axes[0]
+    assert axis.get_ylabel() == "value"
+    assert lines(axis)["dp_sgd, accuracy"] == pytest.approx([0.515, 0.525, 0.665])
+
+
+@pytest.mark.parametrize(("key", "value"), [("epsilon_of", "patient"), ("delta", 1e-3)])
+def test_epsilons_of_different_kinds_have_no_common_axis(
+    results: Path, key: str, value: Any
+) -> None:
+    """They were one curve, and even one point."""
+    run = make("a", 3, 0.5, 2, algorithm={"name": "dp_sgd", "target": 2})
+    run["privacy"][key] = value
+    open_run = make("a", 3, 0.9, math.inf, algorithm={"name": "sgd", "target": None})
+    open_run["privacy"][key] = value
+    save(results, run, open_run)
+    for x, y in (("epsilon_tight", "accuracy"), ("seed", "epsilon_tight")):
+        with pytest.raises(UserError, match=f"^epsilon_tight: runs with {key} .* no common axis"):
+            figures.draw_runs(results, ["algorithm=dp_sgd"], x, y, ["algorithm"])
+    figures.draw_runs(results, ["algorithm=sgd"], "epsilon_tight", "accuracy", ["algorithm"])
+    axes = figures.draw_runs(results, [], "epsilon_tight", "accuracy", ["algorithm", key]).axes[0]
+    assert f"dp_sgd, {value}" in lines(axes)
+
+
+def test_an_epsilon_is_rounded_up_as_in_tables(tmp_path: Path) -> None:
+    """2.004 was drawn and labelled as 2.00."""
+    save(tmp_path, *(make("a", 0, 0.5, epsilon) for epsilon in (2.004, 20.01, 1234.2)))
+    axes = figures.draw_runs(tmp_path, [], "epsilon_tight", "accuracy", ["algorithm"]).axes[0]
+    assert list(axes.get_lines()[0].get_xdata()) == [2.01, 20.1, 1235]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["2.01", "20.1", "1,235"]
+
+
+def test_runs_without_the_metric_need_no_x(results: Path) -> None:
+    """They are not drawn, but the figure was refused."""
+    run = make("other", 0, 0.5, 2, algorithm={"name": "dp_sgd"})
+    run |= {"metrics": {"dice": 0.5}, "headline": {"name": "dice", "value": 0.5}}
+    save(results, run)
+    filters = ["algorithm=dp_sgd"]
+    figure = figures.draw_runs(results, filters, "algorithm.target", "accuracy", ["algorithm"])
+    assert lines(figure.axes[0])["dp_sgd"] == pytest.approx([51.5, 52.5, 66.5])
 
 
 def test_a_run_that_two_recipes_share_is_drawn_once(results: Path) -> None:

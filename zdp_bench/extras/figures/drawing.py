@@ -7,7 +7,8 @@ instead of yellow. With their line styles, the first four are also distinct in g
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Callable, Iterable
 from io import BytesIO
 from pathlib import Path
 from statistics import mean
@@ -28,6 +29,8 @@ LINES = ("-", "--", "-.", ":", "-", "--", "-.", ":")
 MARKERS = "osD^v<>P"
 WIDTH = 6.3  # inches, the text width of an A4 page
 MAX_MARKED = 12  # longer curves have no markers, and no tick at each point
+MAX_NAMED = 3  # points that are not drawn
+LINE = 100  # characters of the note below the panels
 
 # The metadata of each format that would make two files of the same figure differ.
 METADATA: dict[str, dict[str, None]] = {
@@ -56,6 +59,11 @@ STYLE: dict[Any, Any] = {
 }
 
 
+def show_number(number: float) -> str:
+    """Return a number with four digits."""
+    return f"{number:.4g}".replace("inf", "∞")
+
+
 def draw_panels(
     points: pd.DataFrame,
     x_label: str,
@@ -63,12 +71,13 @@ def draw_panels(
     columns: int = 2,
     log: bool = False,
     averaged: str = "seeds",
+    show_x: Callable[[float], str] = show_number,
 ) -> Figure:
     """Draw one panel for each value of `panel`, with one line for each value of `curve`.
 
-    A point is the mean of its values, with a band from the smallest to the largest value. If a
-    curve has no point at an x of its panel, the line has a gap. A value at infinite x is drawn as a
-    dotted horizontal line.
+    A point is the mean of its values, with a band from the smallest to the largest value. If one of
+    them is not finite, the point is not drawn, and the note below the panels names it. A value at
+    infinite x is drawn as a dotted horizontal line.
 
     Args:
         points: a table with the columns `panel`, `curve`, `x`, `values` (a list), `y` (the label of
@@ -78,6 +87,10 @@ def draw_panels(
         columns: the largest number of panels in a row.
         log: if True, the x axis is logarithmic.
         averaged: what the values of a point differ in, for the note below the panels.
+        show_x: returns the text of an x.
+
+    Raises:
+        UserError: a panel has several metrics.
     """
     titles = list(dict.fromkeys(points["panel"]))
     curves = list(dict.fromkeys(points["curve"]))
@@ -87,7 +100,8 @@ def draw_panels(
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(titles) :]:
         axes.set_visible(False)
-    numbers = points["values"].map(lambda values: values or [math.nan])
+    is_defined = points["values"].map(lambda values: all(map(math.isfinite, values)))
+    numbers = points["values"].where(is_defined, None).map(lambda values: values or [math.nan])
     points = points.assign(mean=numbers.map(mean), min=numbers.map(min), max=numbers.map(max))
     for axes, title in zip(grid.flat, titles, strict=False):
         panel = points[points["panel"] == title]
@@ -96,18 +110,36 @@ def draw_panels(
             style = curve_style(curves.index(label))
             _draw_curve(axes, curve, every_x, str(label), style)
         axes.set_title(title)
-        axes.set(xlabel=x_label, ylabel=panel["y"].iloc[0])
+        y_labels = panel["y"].unique()
+        if len(y_labels) > 1:
+            raise UserError(f"{title}: one panel cannot show {' and '.join(y_labels)}.")
+        axes.set(xlabel=x_label, ylabel=y_labels[0])
         if log:
             axes.set_xscale("log")
         if log and len(every_x) <= MAX_MARKED:
-            axes.set_xticks(every_x, [f"{x:.4g}" for x in every_x])
+            axes.set_xticks(every_x, [show_x(x) for x in every_x])
             axes.minorticks_off()
-    counts = points["values"].map(len)
+    counts = points.loc[is_defined, "values"].map(len)
     note = describe_points(counts[counts > 0], averaged)
     if (points["x"] == math.inf).any():
         note += f"; dotted: {x_label} = ∞"
+    undefined = points[~is_defined]
+    if len(undefined):
+        note += f"\n{_name_undrawn(undefined, show_x)}"
     _add_legend(figure, note)
     return figure
+
+
+def _name_undrawn(points: pd.DataFrame, show_x: Callable[[float], str]) -> str:
+    """Return a sentence that names points with a run whose value is not finite."""
+    named = [
+        f"{curve} at {show_x(x)}" for curve, x in zip(points["curve"], points["x"], strict=True)
+    ]
+    listed = "; ".join(named[:MAX_NAMED])
+    if len(named) > MAX_NAMED:
+        listed += f"; and {len(named) - MAX_NAMED} more"
+    sentence = f"not drawn, because a run's value is undefined or ∞: {listed}"
+    return textwrap.fill(sentence, LINE)
 
 
 def _draw_curve(

@@ -16,6 +16,7 @@ from zdp_bench import records
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.extras.figures import drawing
 from zdp_bench.extras.figures.reconstructions import draw_reconstructions
+from zdp_bench.privacy.statement import round_epsilon, show_epsilon
 from zdp_bench.report import names, papers, results
 from zdp_bench.tasks.metric import describe
 
@@ -87,17 +88,27 @@ def read_table(
 
 def select(points: pd.DataFrame, is_drawn: pd.Series, name: str) -> pd.DataFrame:
     """Return the points that a figure draws; reject a figure without any."""
+    require_any(is_drawn, name)
+    return points[is_drawn].copy()
+
+
+def require_any(is_drawn: pd.Series, name: str) -> None:
+    """Reject a figure without a point."""
     if not is_drawn.any():
         raise UserError(
             f"{name}: its table has nothing to draw; carry out more of its runs, private and "
             "non-private, and write it again with `zdp-bench table`."
         )
-    return points[is_drawn].copy()
+
+
+def was_run(points: pd.DataFrame) -> pd.Series:
+    """Return for each point whether it has values."""
+    return points["values"].map(bool).astype(bool)
 
 
 def has_number(points: pd.DataFrame) -> pd.Series:
-    """Return for each point whether any of its values is finite."""
-    return points["values"].map(lambda values: any(map(math.isfinite, values))).astype(bool)
+    """Return for each point whether it has values and all are finite, so that they have a mean."""
+    return was_run(points) & points["values"].map(lambda values: all(map(math.isfinite, values)))
 
 
 def draw_paper(name: str, folder: Path) -> Figure:
@@ -113,16 +124,15 @@ def draw_paper(name: str, folder: Path) -> Figure:
             f"`zdp-bench table {name}` shows what was run, and how it differs."
         )
     points["curve"] = _label_curves(points)
-    points["y"] = describe(points["metric"].iloc[0]).axis
+    points["y"] = [describe(metric).axis for metric in points["metric"]]
     points["printed"] = pd.to_numeric(points["paper"], errors="coerce")  # NaN for text like '>45'
     # Rows with a variant or on other data are ours; the paper's numbers belong to its own rows.
     is_ours = points["variant"] + points["on"] != ""
     points.loc[is_ours, "printed"] = math.nan
-    has_runs = has_number(points)
-    curves = [points["panel"], points["label"]]
-    was_run = has_runs.groupby(curves).transform("any")
-    has_value = has_runs | points["printed"].notna()
-    points = select(points, was_run & has_value, name)
+    has_runs = was_run(points)
+    has_curve = has_runs.groupby([points["panel"], points["label"]]).transform("any")
+    require_any(has_number(points), name)
+    points = points[has_curve & (has_runs | points["printed"].notna())]
     panels = []
     for panel in panels_of(list(points["panel"])):
         is_part = points["panel"].map(panel.endswith)
@@ -175,7 +185,9 @@ def draw_ours(name: str, folder: Path) -> Figure:
     if layout.get("retained_gain"):
         has_gain = (points["x"] < math.inf) & points["retained_gain"].notna()
         return draw_retained_gains(select(points, has_gain, name), layout["title"])
-    points = select(points, has_number(points) & points["x"].notna(), name)
+    has_x = points["x"].notna()
+    require_any(has_number(points) & has_x, name)
+    points = points[was_run(points) & has_x].copy()
     metrics = points["metric"].map(describe)
     points["values"] = [
         [metric.scale * value for value in values]
@@ -184,7 +196,7 @@ def draw_ours(name: str, folder: Path) -> Figure:
     points["y"] = [metric.axis for metric in metrics]
     points["curve"] = points["variant"].map(names.variant)
     points["panel"] = points["row"]
-    return drawing.draw_panels(points, "tight ε", log=True)
+    return drawing.draw_panels(points, "tight ε", log=True, show_x=show_epsilon)
 
 
 def draw_retained_gains(points: pd.DataFrame, title: str) -> Figure:
@@ -294,41 +306,50 @@ def draw_runs(
     folder: Path,
     filters: list[str],
     x: str,
-    metric: str,
+    y: str,
     by: Sequence[str],
 ) -> Figure:
     """Draw a metric of your runs against a column.
+
+    A point is the mean of runs, so it is not drawn if one of them has no finite number: the mean of
+    the others would hide that this run diverged. Runs without the metric are left out.
 
     Args:
         folder: the results folder.
         filters: COLUMN=VALUE, which a run must satisfy to be drawn.
         x: the column of the x axis; a column of records.csv or a key of the configuration.
-        metric: the metric of the y axis.
+        y: the metric of the y axis, or another column with numbers.
         by: columns or keys; there is a curve for each combination of their values.
 
     Raises:
-        UserError: a column or key is unknown or has no numbers, or there are too many curves.
+        UserError: a column or key is unknown or has no numbers, an axis would have several metrics
+            or ε of several kinds, or there are too many curves.
     """
     frame, keys = results.read_frame(records.read_all(folder))
     frame = results.keep(frame, filters)
     x = results.find(x, frame, "--x")
-    metric = results.find(metric, frame, "--y")
+    y = results.find(y, frame, "--y")
     by = [results.find(column, frame, "--by") for column in dict.fromkeys(by)]
     frame = results.drop_repeated(frame, by)
-    numbers = pd.to_numeric(frame[x], errors="coerce")
-    y = pd.to_numeric(frame[metric], errors="coerce")
-    y = y.where(y.abs() < math.inf)
+    has_y = _numbers_of(y, frame).notna() | results.is_undefined(frame[y])
     choose = "Choose other runs: --runs COLUMN=VALUE."
-    if y.isna().all():
-        raise UserError(f"--y {metric}: none of these runs has a finite number. {choose}")
-    if numbers.isna().any():
+    if not has_y.any():
+        raise UserError(f"--y {y}: none of these runs has a number. {choose}")
+    frame = frame[has_y]
+    positions = _numbers_of(x, frame)
+    if not (positions > -math.inf).all():
         raise UserError(f"--x {x}: one of these runs has no number. {choose}")
-    if x.startswith("epsilon_"):  # calibration to a target ε is exact to three digits
-        numbers = numbers.map(lambda number: float(f"{number:.3g}"))
-    description = describe(metric)
+    for column in (x, y):  # an infinite ε is the same for every unit and δ
+        is_bounded = _numbers_of(column, frame) != math.inf
+        compared = frame[is_bounded] if results.is_epsilon(column) else frame
+        results.require_comparable(column, compared, by, "axis")
+    if results.is_epsilon(x):  # as shown elsewhere: calibration is exact to three digits
+        at_least = x.endswith("at_least")
+        positions = positions.map(lambda epsilon: round_epsilon(epsilon, at_least))
+    y_label, scale = _describe_axis(y, frame, keys)
     curve = frame[by].map(str).agg(", ".join, axis=1)
-    y = y * description.scale
-    runs = pd.DataFrame({"x": numbers, "y": y, "curve": curve}).dropna()
+    heights = _numbers_of(y, frame) * scale
+    runs = pd.DataFrame({"x": positions, "y": heights, "curve": curve})
     curves = runs["curve"].nunique()
     if curves > len(drawing.COLOURS):
         raise UserError(
@@ -342,17 +363,36 @@ def draw_runs(
         differing |= dict.fromkeys(results.list_differing(frame.loc[group.index], keys))
     values = groups.agg(list)
     points = values.rename("values").reset_index()
+    if not has_number(points).any():
+        raise UserError(f"--y {y}: no point has a finite number of each of its runs. {choose}")
     finite = points.loc[points["x"] < math.inf, "x"]
     smallest, largest = finite.min(), finite.max()
     log = bool(smallest > 0 and largest >= LOG_RATIO * smallest)
     with mpl.rc_context(drawing.STYLE):
-        points = points.assign(panel="", y=description.axis)
+        points = points.assign(panel="", y=y_label)
         return drawing.draw_panels(
             points,
             x.replace("_", " "),
             log=log,
             averaged=_name_averaged(list(differing)),
+            show_x=lambda number: results.show(x, number),
         )
+
+
+def _numbers_of(column: str, frame: pd.DataFrame) -> pd.Series:
+    """Return the numbers in a column; NaN for undefined values, words and missing values."""
+    return pd.to_numeric(frame[column], errors="coerce").astype(float)
+
+
+def _describe_axis(y: str, frame: pd.DataFrame, keys: Sequence[str]) -> tuple[str, float]:
+    """Return the label of the y axis, and the factor from a recorded value to a displayed one."""
+    metric = describe(y.removeprefix("metrics."))
+    recorded = frame["metric"].unique()
+    if y == "value" and len(recorded) == 1:
+        metric = describe(recorded[0])
+    elif y in records.COLUMNS or y in keys:
+        return names.words(y), 1.0
+    return metric.axis, metric.scale
 
 
 def _name_averaged(differing: Sequence[str]) -> str:
