@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,7 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.parts import pack, takes_parts
 from zdp_bench.gradients.rules.circulant import Correlation
 from zdp_bench.gradients.spectra import kernel_domain, padded_domain
+from zdp_bench.nn.surgery import standardise_weights
 
 B = 5
 
@@ -129,6 +132,70 @@ def test_many_examples_are_transformed_a_few_at_a_time(monkeypatch: pytest.Monke
 def test_what_has_no_padded_spectrum_is_refused(layer: nn.Module, says: str) -> None:
     with pytest.raises(UserError, match=says):
         padded_domain(nn.Sequential(layer), loss, torch.empty(0, 2, 7, 8))
+
+
+class Standardised(nn.Conv2d):
+    """As the convolutions of timm that standardise their weights in their forward function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return F.conv2d(x, weight, self.bias)
+
+
+def with_hook(layer: nn.Module) -> nn.Module:
+    layer.register_forward_hook(lambda _, __, output: 10 * output)
+    return layer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Standardised(2, 4, 3),
+        lambda: standardise_weights(nn.Conv2d(2, 4, 3)),
+        lambda: with_hook(nn.Conv2d(2, 4, 3)),
+    ],
+)
+def test_a_convolution_that_may_compute_something_else_has_no_padded_spectrum(
+    make: Callable[[], nn.Module],
+) -> None:
+    model, maps = nn.Sequential(make()), torch.empty(0, 2, 7, 8)
+    with pytest.raises(UserError, match=r"layer '0' \(\w+\) may compute something else"):
+        padded_domain(model, loss, maps)
+    model.requires_grad_(False)
+    model.append(nn.Conv2d(4, 1, 1))
+    assert [*padded_domain(model, loss, maps).spectra] == ["1.weight"]
+
+
+class UsedTwice(nn.Module):
+    """Uses the weight of its convolution once more, as `use` says."""
+
+    def __init__(self, use: str) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3)
+        self.use = use
+        if use == "in another layer":
+            self.second.weight = self.first.weight
+
+    def forward(self, maps: Tensor) -> Tensor:
+        means = self.second(self.first(maps)).flatten(2).mean(dim=2)
+        return means * self.first.weight.sum() if self.use == "by itself" else means
+
+
+@pytest.mark.parametrize("use", ["in another layer", "by itself"])
+def test_a_weight_that_is_used_elsewhere_too_has_no_padded_spectrum(use: str) -> None:
+    model = UsedTwice(use)
+    with pytest.raises(UserError, match=r"'first\.weight' is used outside the calls of its layer"):
+        padded_domain(model, loss, torch.empty(0, 2, 7, 8))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_each_module_stays_in_its_mode() -> None:
+    """A frozen part is in evaluation mode while the model is in training mode."""
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Dropout(), nn.BatchNorm2d(4))
+    model[1].eval()
+    model[2].eval()
+    padded_domain(model, loss, torch.empty(0, 2, 7, 8))
+    assert [module.training for module in model.modules()] == [True, True, False, False]
 
 
 class TwoConvolutions(nn.Module):

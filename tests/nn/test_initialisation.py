@@ -152,3 +152,10 @@ def test_a_model_whose_layers_are_out_of_reach_is_refused(model: nn.Module, mess
     with pytest.raises(UserError, match=rf"model\.start=unit_variance .*: {message}\."):
         scale_to_unit_variance(model, torch.randn(3, 4))
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_each_module_stays_in_its_mode() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Dropout(), nn.Linear(5, 4))
+    model[1].eval()
+    scale_to_unit_variance(model, torch.randn(64, 6))
+    assert [module.training for module in model] == [True, False, True]

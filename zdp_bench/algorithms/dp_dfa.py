@@ -62,6 +62,7 @@ from zdp_bench.gradients.clipping import (
 )
 from zdp_bench.gradients.layer_gradient import apply_factors, contract, matrix_sum
 from zdp_bench.gradients.program import state_of
+from zdp_bench.gradients.program.autograd import find_sources
 from zdp_bench.gradients.program.ours import is_unchanged
 from zdp_bench.gradients.rules import NoRule
 from zdp_bench.gradients.tape import unsafe_view
@@ -531,17 +532,6 @@ def cut_output(
 def _parameter_name(layer: str, key: str) -> str:
     """Return the model's name for a layer's parameter; the layer may be the model itself."""
     return f"{layer}.{key}" if layer else key
-
-
-def find_sources(tensor: Tensor, sources: Mapping[str, Tensor]) -> set[str]:
-    """Return the names of the tensors that a tensor depends on in autograd's graph."""
-    if not tensor.requires_grad:
-        return set()
-    gradients = torch.autograd.grad(
-        tensor, [*sources.values()], torch.ones_like(tensor), retain_graph=True, allow_unused=True
-    )
-    pairs = zip(sources, gradients, strict=True)
-    return {name for name, gradient in pairs if gradient is not None}
 
 
 def _require_order(defined: list[str], called: list[str]) -> None:

@@ -33,11 +33,14 @@ from zdp_bench.gradients.clipping import (
 )
 from zdp_bench.gradients.layer_gradient import LayerGradient
 from zdp_bench.gradients.parts import map_leaves, takes_parts
+from zdp_bench.gradients.program.autograd import find_sources
+from zdp_bench.gradients.program.ours import is_unchanged
 from zdp_bench.gradients.rules import Rule
 from zdp_bench.gradients.rules.circulant import Correlation, correlate
 from zdp_bench.gradients.rules.convolution import pad_input
 from zdp_bench.lazy import LazyModule
 from zdp_bench.nn.circulant import CirculantLinear
+from zdp_bench.nn.modes import evaluation_mode
 
 fft = LazyModule("scipy.fft")
 
@@ -178,6 +181,8 @@ class FourierDomain:
 
 
 Convolution = nn.modules.conv._ConvNd
+# Layers with a padded spectrum. A type derived from one of them may compute something else.
+PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d, CirculantLinear)
 
 
 def kernel_domain(model: nn.Module, loss: Loss) -> FourierDomain:
@@ -202,14 +207,15 @@ def padded_domain(
         like: inputs [n, ...] of the shape and data type that the model will get.
 
     Raises:
-        UserError: the model is complex, or has a convolution that is grouped, transposed or not
-            called.
+        UserError: the model is complex, or has a convolution that is grouped, transposed, derived
+            from torch's or not called, or whose weight is used elsewhere too.
     """
     if like is None:
         raise ValueError("the size of a padded spectrum depends on the inputs: set Problem.like")
     layers = _layers(model)
-    convolutions = [layer for _, _, layer in layers if isinstance(layer, Convolution)]
-    sizes = _input_sizes(model, like, convolutions)
+    for name, _, layer in layers:
+        _require_plain(name, layer)
+    sizes = _input_sizes(model, like, layers)
     spectra: dict[str, Spectrum] = {}
     rules: dict[nn.Module, Rule] = {}
     for name, weight, layer in layers:
@@ -219,12 +225,6 @@ def padded_domain(
                     f"layer '{name.rpartition('.')[0]}' is a convolution that the model does not "
                     "call on one tensor, so it has no padded spectrum: freeze it, or use "
                     f"{setting('algorithm', 'dp_sgd')}."
-                )
-            if layer.transposed or layer.groups != 1:
-                raise UserError(
-                    f"layer '{name.rpartition('.')[0]}' is a grouped or transposed convolution, "
-                    "whose gradient has no padded spectrum here: "
-                    f"use {setting('algorithm', 'gredp')} or {setting('algorithm', 'dp_sgd')}."
                 )
             spectra[name] = _linear(weight, layer, sizes[layer])
             rules[layer] = _convolution_rule(spectra[name], sizes[layer])
@@ -250,6 +250,23 @@ def _layers(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
         if own_name == "weight" and isinstance(layer, Convolution | CirculantLinear):
             layers.append((name, weight, layer))
     return layers
+
+
+def _require_plain(name: str, layer: nn.Module) -> None:
+    """Reject a layer whose gradient is not known to be the correlation of a plain one."""
+    layer_name, _, _ = name.rpartition(".")
+    if isinstance(layer, Convolution) and (layer.transposed or layer.groups != 1):
+        raise UserError(
+            f"layer '{layer_name}' is a grouped or transposed convolution, whose gradient has no "
+            f"padded spectrum here: use {setting('algorithm', 'gredp')} or "
+            f"{setting('algorithm', 'dp_sgd')}."
+        )
+    if type(layer) not in PLAIN or not is_unchanged(layer):
+        raise UserError(
+            f"layer '{layer_name}' ({type(layer).__name__}) may compute something else than "
+            "torch's convolution, because it is derived from it or has hooks, so its gradient has "
+            f"no padded spectrum here: freeze it, or use {setting('algorithm', 'dp_sgd')}."
+        )
 
 
 def _kernel(weight: nn.Parameter) -> Spectrum:
@@ -283,17 +300,23 @@ def _linear(
 def _input_sizes(
     model: nn.Module,
     like: Tensor,
-    layers: list[Convolution],
+    layers: list[tuple[str, nn.Parameter, nn.Module]],
 ) -> dict[nn.Module, tuple[int, ...]]:
-    """Return the size of each convolution's padded input."""
-    sizes: dict[nn.Module, tuple[int, ...]] = {}
+    """Return the size of each convolution's padded input.
 
-    def save_size(
+    Raises:
+        UserError: the sizes of a convolution's inputs differ, or the weight of a layer is used
+            outside the layer's calls.
+    """
+    sizes: dict[nn.Module, tuple[int, ...]] = {}
+    weights = {layer: weight for _, weight, layer in layers}
+
+    def enter_call(
         layer: nn.Module,
         arguments: tuple[Tensor, ...],
     ) -> None:
-        assert isinstance(layer, Convolution)
-        if len(arguments) != 1:  # it is called by keyword
+        weights[layer].requires_grad_(False)  # only uses outside of calls then have a gradient
+        if not isinstance(layer, Convolution) or len(arguments) != 1:  # it is called by keyword
             return
         (maps,) = arguments
         _, _, *sizes_of_map = pad_input(layer, maps[:1]).shape
@@ -304,19 +327,39 @@ def _input_sizes(
                 f"use {setting('algorithm', 'dp_sgd')}."
             )
 
-    handles = [layer.register_forward_pre_hook(save_size) for layer in layers]
+    def leave_call(layer: nn.Module, *_: object) -> None:
+        weights[layer].requires_grad_(True)
+
+    handles = []
+    for layer in weights:
+        handles.append(layer.register_forward_pre_hook(enter_call))
+        handles.append(layer.register_forward_hook(leave_call))
     device = next(model.parameters()).device
-    was_training = model.training
     try:
-        with torch.enable_grad(), torch.random.fork_rng(), takes_parts(model):
+        with (
+            torch.enable_grad(),
+            torch.random.fork_rng(),
+            takes_parts(model),
+            evaluation_mode(model),
+        ):
             example = map_leaves(
                 lambda leaf: leaf.new_zeros(1, *leaf.shape[1:], device=device), like
             )
-            model.eval()(example)
+            output = model(example)
     finally:
-        model.train(was_training)
+        for weight in weights.values():
+            weight.requires_grad_(True)
         for handle in handles:
             handle.remove()
+    named_weights = {name: weight for name, weight, _ in layers}
+    outside = find_sources(output, named_weights) if isinstance(output, Tensor) else set()
+    for name, _, layer in layers:
+        # Convolutions without a size are rejected because they are not called.
+        if name in outside and (layer in sizes or not isinstance(layer, Convolution)):
+            raise UserError(
+                f"parameter '{name}' is used outside the calls of its layer, where its gradient "
+                f"has no padded spectrum: freeze it, or use {setting('algorithm', 'dp_sgd')}."
+            )
     return sizes
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError
+from zdp_bench.nn.modes import evaluation_mode
 
 Initialisation = Literal["uniform_parts", "rayleigh_he", "rayleigh_glorot"]
 
@@ -94,11 +95,10 @@ def scale_to_unit_variance(model: nn.Module, noise: Tensor) -> nn.Module:
         if isinstance(bias := getattr(layer, "bias", None), nn.Parameter):
             bias.zero_()
         handles.append(layer.register_forward_hook(partial(scale, name)))
-    training = model.training
     try:
-        model.eval()(noise)  # in evaluation mode, so that BatchNorm does not learn from noise
+        with evaluation_mode(model):  # so that BatchNorm does not learn from noise
+            model(noise)
     finally:
-        model.train(training)
         for handle in handles:
             handle.remove()
     if not layers:
