@@ -3,6 +3,7 @@
 import importlib
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -13,14 +14,15 @@ from typing import Any
 import pytest
 from hydra.core.config_store import ConfigStore
 
-from tests.drivers import python, start
+from tests.drivers import ROOT, python, start
 from tests.test_cli import run as command
-from zdp_bench import cli, registry
+from zdp_bench import cli
 from zdp_bench.cli.commands.new import KINDS, write_template
 from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.config import configured
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
+from zdp_bench.registry import _load_others, _load_ours, installed, of_extras, register
 
 
 @pytest.mark.usefixtures("here")
@@ -50,8 +52,7 @@ def plug_in(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
             logging.root.handlers.clear()  # pytest's
             sys.path.insert(0, str(tmp_path / "site"))
             importlib.invalidate_caches()
-            kept = registry.installed, registry.of_extras, registry._load, registry._load_others
-            for read in kept:
+            for read in (installed, of_extras, _load_ours, _load_others):
                 read.cache_clear()
             cli.main(list(words))
 
@@ -108,17 +109,54 @@ def test_a_broken_plug_in_is_named_once_and_commands_run_without_it(
     assert message in warned
 
 
-def install(site: Path, source: str) -> Path:
+CLASHING = """
+from zdp_bench.registry import register
+register("model", "before_the_clash")(lambda shape, outputs: None)
+register("model", "real_mlp")(lambda shape, outputs: None)
+"""
+OPTIMIZER = """
+import torch
+from zdp_bench.registry import register
+@register("optimizer", "mine")
+class Mine(torch.optim.SGD): pass
+"""
+COMMAND = """
+from zdp_bench import registry
+registry.lookup("dataset", "phase_digits")  # so the plug-ins were loaded before zdp-bench's models
+assert "before_the_clash" not in registry.names("model")
+from zdp_bench import cli
+cli.main(["run", "--show-config", "recipe=quickstart", "optimizer=mine"])
+"""
+
+
+def test_a_package_with_a_name_of_ours_is_skipped_by_every_command(tmp_path: Path) -> None:
+    """A later zdp-bench may add the name. Every command ended with a traceback."""
+    install(tmp_path, CLASHING, "zdp_clashing")
+    install(tmp_path, OPTIMIZER, "zdp_optimizer")
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = python("-c", COMMAND, PYTHONPATH=paths)
+    assert "optimizer:\n  name: mine\n  lr: 0.5" in done.stdout
+    assert "'clashing' (zdp_clashing) is skipped" in done.stderr
+    assert "model 'real_mlp' is already registered by zdp_bench." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("dataset", "folder"), ("optimizer", "sgd"), ("scheduler", "step_lr")]
+)
+def test_a_name_of_an_extra_or_of_torch_is_taken_too(kind: str, name: str) -> None:
+    with pytest.raises(ValueError, match=r"by (zdp_bench\.extras|torch\.optim)"):
+        register(kind, name)(lambda: None)
+
+
+def install(site: Path, source: str, name: str = "zdp_mine") -> Path:
     """Write what pip does, an entry point beside the module; return the module."""
-    (site / "zdp_mine-0.1.0.dist-info").mkdir(parents=True)
-    (site / "zdp_mine-0.1.0.dist-info/METADATA").write_text(
-        "Metadata-Version: 2.1\nName: zdp-mine\nVersion: 0.1.0\n"
-    )
-    (site / "zdp_mine-0.1.0.dist-info/entry_points.txt").write_text(
-        "[zdp_bench.plugins]\nmine = zdp_mine\n"
-    )
-    (site / "zdp_mine.py").write_text(source)
-    return site / "zdp_mine.py"
+    information = site / f"{name}-0.1.0.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
+    entry = f"{name.removeprefix('zdp_')} = {name}"
+    (information / "entry_points.txt").write_text(f"[zdp_bench.plugins]\n{entry}\n")
+    (site / f"{name}.py").write_text(source)
+    return site / f"{name}.py"
 
 
 def test_a_template_is_written_in_any_locale(tmp_path: Path) -> None:
@@ -139,6 +177,9 @@ def test_names_that_cannot_be_are_refused(tmp_path: Path) -> None:
     for kind in KINDS:
         with pytest.raises(UserError, match="cannot be a name: use at most 100 characters"):
             write_template(kind, "a" * 240, tmp_path)
+    for kind in ("dataset", "algorithm"):  # pip would have replaced zdp-bench by it
+        with pytest.raises(UserError, match="there is a package zdp_bench already"):
+            write_template(kind, "bench", tmp_path)
     assert not list(tmp_path.iterdir())
     write_template("recipe", "mine", tmp_path)
     with pytest.raises(UserError, match="exists already"):

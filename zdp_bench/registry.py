@@ -43,6 +43,24 @@ HOMES = {
 OPTIONAL = ("command", "runner", "exporter", "logger")
 FOREIGN = ("optimizer", "callback")  # kinds that only other packages register
 EXTRAS = "zdp_bench.extras"
+OPTIMIZERS = {
+    "sgd": "SGD",
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "nadam": "NAdam",
+    "rmsprop": "RMSprop",
+    "adagrad": "Adagrad",
+}
+SCHEDULERS = {  # those of torch, which take one step per epoch
+    "step_lr": "StepLR",
+    "multi_step_lr": "MultiStepLR",
+    "exponential_lr": "ExponentialLR",
+    "cosine_annealing_lr": "CosineAnnealingLR",
+    "linear_lr": "LinearLR",
+    "reduce_on_plateau": "ReduceLROnPlateau",
+}
+# kind -> torch's module, and our names of its classes, which are not registered
+TORCH = {"optimizer": ("optim", OPTIMIZERS), "scheduler": ("optim.lr_scheduler", SCHEDULERS)}
 
 _builders: dict[str, dict[str, Callable[..., Any]]] = {
     kind: {} for kind in (*HOMES, *OPTIONAL, *FOREIGN)
@@ -65,6 +83,8 @@ def register(kind: str, name: str) -> Callable[[B], B]:
     """
 
     def add(builder: B) -> B:
+        if _top_package(builder) != "zdp_bench":
+            _require_not_ours(kind, name)
         registered = _builders[kind].setdefault(name, builder)
         # Not `is`: a module that is imported again defines an equal builder.
         if _full_name(registered) != _full_name(builder):
@@ -74,8 +94,21 @@ def register(kind: str, name: str) -> Callable[[B], B]:
     return add
 
 
+def _require_not_ours(kind: str, name: str) -> None:
+    """Reject a name that zdp-bench has and that is registered only when it is needed."""
+    _load_ours(kind)
+    module, classes = TORCH.get(kind, ("", {}))
+    owner = of_extras(kind).get(name) or (name in classes and f"torch.{module}.{classes[name]}")
+    if owner:
+        raise ValueError(f"{kind} '{name}' is already registered by {owner}")
+
+
 def _full_name(builder: Callable[..., Any]) -> str:
     return f"{builder.__module__}.{builder.__qualname__}"
+
+
+def _top_package(builder: Callable[..., Any]) -> str:
+    return builder.__module__.partition(".")[0]
 
 
 @cache
@@ -88,7 +121,8 @@ def installed() -> tuple[EntryPoint, ...]:
     from importlib.metadata import entry_points  # imported here, because it would slow down --help
 
     points = []
-    for point in entry_points(group="zdp_bench.plugins"):
+    # Sorted, so that the same one of two packages with one name is skipped on every machine.
+    for point in sorted(entry_points(group="zdp_bench.plugins"), key=lambda p: (p.name, p.value)):
         try:
             exists = importlib.util.find_spec(point.module) is not None
         except ImportError:
@@ -123,27 +157,33 @@ def resolve(reference: str) -> Any:
 
 
 @cache
-def _load(kind: str) -> None:
-    """Import the modules that register plug-ins of a kind, then those of other packages."""
+def _load_ours(kind: str) -> None:
+    """Import our modules that register plug-ins of a kind."""
     if kind in HOMES:
         package = importlib.import_module(HOMES[kind])
         for module in pkgutil.walk_packages(getattr(package, "__path__", []), f"{HOMES[kind]}."):
             importlib.import_module(module.name)
-    _load_others()
 
 
 @cache
 def _load_others() -> None:
+    """Import the modules of other packages, and undo what those that raise an error registered."""
     for point in installed():
+        registered = {kind: {*builders} for kind, builders in _builders.items()}
         try:
             point.load()
         except Exception as error:
+            for kind, builders in _builders.items():
+                for name in builders.keys() - registered[kind]:
+                    if _top_package(builders[name]) != "zdp_bench":  # ours are loaded only once
+                        del builders[name]
             log.warning("plug-in '%s' (%s) is skipped: %r", point.name, point.module, error)
 
 
 def names(kind: str) -> list[str]:
     """Return the names of all plug-ins of a kind, sorted."""
-    _load(kind)
+    _load_ours(kind)
+    _load_others()
     return sorted({*_builders[kind], *of_extras(kind)})
 
 
@@ -153,7 +193,8 @@ def lookup(kind: str, name: str) -> Callable[..., Any]:
     Raises:
         UserError: No plug-in of that kind has this name. The error suggests the nearest name.
     """
-    _load(kind)
+    _load_ours(kind)
+    _load_others()
     if name in _builders[kind]:
         return _builders[kind][name]
     if name in of_extras(kind):
@@ -185,7 +226,7 @@ def foreign_packages(used: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 def package_of(kind: str, name: str) -> str:
     """Return the top-level name of the package that registered a plug-in."""
-    return lookup(kind, name).__module__.partition(".")[0]
+    return _top_package(lookup(kind, name))
 
 
 def names_of_others(kind: str) -> list[str]:

@@ -18,8 +18,8 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MISSING, OmegaConf
 
 from zdp_bench import assets
-from zdp_bench.config.schema import COMMON_KEYS, PLUGIN_KINDS
-from zdp_bench.registry import installed, lookup, names
+from zdp_bench.config.schema import COMMON_KEYS, GROUPS, PLUGIN_KINDS
+from zdp_bench.registry import FOREIGN, HOMES, installed, lookup, names
 
 # Group with files outside `conf` -> the section of a configuration that its files set.
 PACKAGES = {
@@ -28,6 +28,9 @@ PACKAGES = {
     "representation": "representation",
     "logger": "logger",
 }
+
+# Groups that other packages may add names to.
+OPEN_GROUPS = tuple(group for group in GROUPS if group in (*HOMES, *FOREIGN))
 
 
 class OurYaml(ConfigSource):
@@ -107,12 +110,13 @@ def _register() -> None:
     Plugins.instance().register(OurYaml)
     Plugins.instance().register(OurSearchPath)
     store = ConfigStore.instance().store
-    for kind in PLUGIN_KINDS:
+    for kind in OPEN_GROUPS:
         for name in set(group_options(kind)) - set(files(kind)):
             builder = lookup(kind, name)
             if _STORED.get((kind, name)) != builder:
                 _STORED[kind, name] = builder
-                options = {"name": name, **unset_keys(kind), **defaults(builder)}
+                own_options = defaults(builder) if kind in PLUGIN_KINDS else {}
+                options = {"name": name, **unset_keys(kind), **own_options}
                 store(group=kind, name=name, node=options, package=kind)
 
 
@@ -160,7 +164,7 @@ OmegaConf.register_new_resolver("choose", choose, replace=True)
 
 def group_options(group: str) -> list[str]:
     """Return the names in a config group: our files, and plug-ins and recipes from elsewhere."""
-    foreign_names = names(group) if group in PLUGIN_KINDS and installed() else []
+    foreign_names = names(group) if group in OPEN_GROUPS and installed() else []
     if group == "recipe":
         stored_names = ConfigStore.instance().repo.get(group, {})
         foreign_names = [name.removesuffix(".yaml") for name in stored_names]

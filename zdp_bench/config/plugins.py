@@ -26,26 +26,8 @@ from zdp_bench.config.types import (
     takes_text,
 )
 from zdp_bench.errors import UserError, unknown
-from zdp_bench.registry import lookup, names
+from zdp_bench.registry import TORCH, lookup, names
 
-OPTIMIZERS = {
-    "sgd": "SGD",
-    "adam": "Adam",
-    "adamw": "AdamW",
-    "nadam": "NAdam",
-    "rmsprop": "RMSprop",
-    "adagrad": "Adagrad",
-}
-SCHEDULERS = {  # those of torch, which take one step per epoch
-    "step_lr": "StepLR",
-    "multi_step_lr": "MultiStepLR",
-    "exponential_lr": "ExponentialLR",
-    "cosine_annealing_lr": "CosineAnnealingLR",
-    "linear_lr": "LinearLR",
-    "reduce_on_plateau": "ReduceLROnPlateau",
-}
-# kind -> torch's module, and our names of its classes
-TORCH = {"optimizer": ("optim", OPTIMIZERS), "scheduler": ("optim.lr_scheduler", SCHEDULERS)}
 # Types of the parameters of torch's classes. Torch declares none, and checks few of their values,
 # some of them only at the first step.
 NUMBER = Annotated[float, Interval(ge=0, le=1e30)]

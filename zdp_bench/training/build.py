@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm, Problem, algorithm_type
-from zdp_bench.config.plugins import SCHEDULERS, find_builder
+from zdp_bench.config.plugins import find_builder
 from zdp_bench.config.schema import Plugin, Run
 from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.errors import UserError, first_line, is_out_of_memory
@@ -36,7 +36,7 @@ from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import stream
 from zdp_bench.privacy.statement import show_epsilon
-from zdp_bench.registry import lookup
+from zdp_bench.registry import SCHEDULERS, lookup
 from zdp_bench.tasks import Task
 from zdp_bench.training.memory_layout import is_dense, separate_numbers
 from zdp_bench.training.plan import Plan

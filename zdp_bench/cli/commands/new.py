@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 from zdp_bench.errors import UserError
@@ -67,6 +68,8 @@ def write_template(kind: str, name: str, folder: Path) -> list[Path]:
     for path in templates:
         if path.exists():
             raise UserError(f"{path}: exists already; move it away, or choose another name.")
+    if kind != "recipe" and find_spec(f"zdp_{name}"):  # which `pip install` would replace
+        raise UserError(f"there is a package zdp_{name} already; choose another name.")
     for path, template in templates.items():
         content = (_TEMPLATES / template).read_bytes()
         write_bytes(path, content.replace(b"NAME", name.encode()))
