@@ -5,25 +5,30 @@ Processes that a command starts end with it, however it ends, and begin nothing 
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.config_store import ConfigStore
+from hydra.core.singleton import Singleton
 from omegaconf import OmegaConf
 
 from tests.test_records import record
 from zdp_bench import assets, records
 from zdp_bench.config.compose import hydra_session
 from zdp_bench.errors import Busy, UserError
-from zdp_bench.experiments.sweep import Job, name_job, show_sweep, sweep
+from zdp_bench.experiments.sweep import Job, RunSummary, launch, name_job, show_sweep, sweep
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.run_folder import Outcome, only_one_process
 
@@ -101,6 +106,86 @@ def test_a_stop_in_the_middle_of_a_librarys_work_is_none_of_its_errors(
     with pytest.raises(Stopped):
         carry_out(tmp_path, "seed=1,2")
     assert done == [1]
+
+
+def launch_in_forks(launcher: Any, job_overrides: Any, initial_job_idx: int) -> list[Any]:
+    """Carry out all jobs at once as joblib does: if a worker is killed, kill the others."""
+    import cloudpickle
+    from hydra_plugins.hydra_joblib_launcher._core import execute_job
+
+    workers = {}
+    for index, words in enumerate(job_overrides, initial_job_idx):
+        output, end = os.pipe()
+        if worker := os.fork():
+            os.close(end)
+            workers[worker] = output
+            continue
+        try:
+            context, config, task = launcher.hydra_context, launcher.config, launcher.task_function
+            job = execute_job(index, words, context, config, task, Singleton.get_state())
+            with os.fdopen(end, "wb") as file:
+                cloudpickle.dump(job, file)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(0)
+    returned, is_broken = [], False
+    for worker, output in workers.items():
+        with os.fdopen(output, "rb") as file:
+            content = file.read()
+        is_broken |= os.waitpid(worker, 0)[1] != 0
+        returned += [] if is_broken else [pickle.loads(content)]
+    if is_broken:
+        raise BrokenProcessPool
+    return returned
+
+
+@pytest.mark.parametrize("command", [sweep, launch])
+def test_a_worker_that_is_killed_loses_no_other_job(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    command: Callable[..., Any],
+) -> None:
+    """It ended the command with joblib's traceback."""
+    core = pytest.importorskip("hydra_plugins.hydra_joblib_launcher._core")
+    begun = tmp_path / "begun"
+
+    def carry_out_job(config: Any, *_: object, **__: object) -> Outcome:
+        with begun.open("a") as file:
+            file.write(f"{config.seed}\n")
+        seeds = begun.read_text().split()
+        if config.seed == 4 and seeds.count("4") == 1:
+            raise Busy("another process does it.")
+        if config.seed == 3 or (config.seed == 2 and seeds.count("2") == 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if config.seed == 5:
+            raise UserError("five is not to be had.")
+        made = record(seed=config.seed)
+        path = tmp_path / made["run"] / "record.json"
+        return Outcome(records.Record.of(made), path, was_recorded=False)
+
+    monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", carry_out_job)
+    monkeypatch.setattr(core, "launch", launch_in_forks)
+    words = ["recipe=quickstart", f"paths.results={tmp_path / 'results'}"]
+    with hydra_session() as driver:
+        if command is sweep:
+            jobs = sweep(driver, [*words, "launcher=joblib", "seed=1,2,3,4,5"])
+            failed = [(job.words, job.result) for job in jobs if isinstance(job.result, str)]
+            assert [job.result.value for job in jobs if isinstance(job.result, RunSummary)] == [
+                0.5,
+                0.5,
+                0.5,
+            ]
+        else:
+            all_words = [[*words, f"seed={seed}"] for seed in (1, 2, 3, 4, 5)]
+            failed = launch(driver, all_words, "joblib", [])
+    assert [job_words[-1] for job_words, _ in failed] == ["seed=3", "seed=5"]
+    assert failed[0][1].startswith("the system killed its process, usually because memory ran out.")
+    assert failed[1][1] == "five is not to be had."
+    times = begun.read_text().split()
+    assert {seed: times.count(seed) for seed in "12345"} == {"1": 1, "2": 2, "3": 2, "4": 2, "5": 1}
+    (warning,) = [line for line in caplog.messages if "killed a worker" in line]
+    assert warning.endswith("These jobs continue after the others, one at a time: seed=2; seed=3.")
 
 
 @pytest.mark.slow

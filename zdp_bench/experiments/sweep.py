@@ -5,13 +5,17 @@ A job is a composed configuration.
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import shutil
 import tempfile
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,6 +39,7 @@ from zdp_bench.training.interrupts import (
     find_stop,
     stop_on_request,
     stop_workers_first,
+    take_jobs,
 )
 from zdp_bench.training.spending import read_spending
 
@@ -46,6 +51,8 @@ if TYPE_CHECKING:
 Shown = Literal["all", "progress", "nothing"]
 # Prefixes of overrides that are not part of a job's name.
 UNNAMED = ("recipe=", "launcher=", "hydra", "paths.", "logger", "name=", "tags=", "notes=")
+
+log = logging.getLogger(__name__)
 
 
 def name_job(overrides: Sequence[str]) -> str:
@@ -83,6 +90,43 @@ class Job:
     result: RunSummary | str
 
 
+class Interrupted(UserError):  # noqa: N818 - a state of a job, not a fault
+    """A job ended with its worker, and is to run again when no other worker is at work."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The folder that a sweep shares with its workers on this machine."""
+
+    folder: Path
+
+    @property
+    def request(self) -> Path:
+        """The file that asks workers to stop, beside the files of their jobs."""
+        return self.folder / "jobs" / "stop"
+
+    def read_result(self, job: str) -> UserError | RunSummary | None:
+        """Return how a job ended; None if it has not."""
+        path = self._path_of(job)
+        if not path.exists():
+            return None
+        result = json.loads(path.read_text())
+        if "error" in result:
+            return UserError(result["error"])
+        return RunSummary(**result | {"home": Path(result["home"])})
+
+    def write_result(self, job: str, result: UserError | RunSummary) -> None:
+        """Keep how a job ended, because joblib forgets all results if one worker is killed."""
+        if isinstance(result, UserError):
+            kept = {"error": str(result)}
+        else:
+            kept = asdict(result) | {"home": str(result.home)}
+        records.write_text(self._path_of(job), json.dumps(kept))
+
+    def _path_of(self, job: str) -> Path:
+        return self.folder / "results" / sha256(os.fsencode(job)).hexdigest()
+
+
 class SweepJob:
     """The function that Hydra calls with a composed configuration, in this or another process.
 
@@ -94,7 +138,7 @@ class SweepJob:
         sweep: bool = False,
         wait: bool = True,
         show: Shown = "all",
-        stop_request: Path | None = None,
+        shared: Shared | None = None,
     ) -> None:
         """Create the function.
 
@@ -104,12 +148,13 @@ class SweepJob:
             wait: wait for another process that runs the same job, instead of returning `Busy`.
                 Default: True.
             show: what to print. Default: "all".
-            stop_request: file that asks workers to stop. Default: none; the jobs have no workers.
+            shared: the folder shared with workers. Default: none; the jobs have no workers.
         """
         self.sweep = sweep
         self.wait = wait
         self.show = show
-        self.stop_request = stop_request
+        self.shared = shared
+        self.interrupted: set[str] = set()  # jobs that a worker does not carry out
         self._starter = os.getpid()
 
     def __call__(self, config: DictConfig) -> UserError | RunSummary | Stopped:
@@ -117,12 +162,31 @@ class SweepJob:
 
         hydra = HydraConfig.get()
         launcher = hydra.launcher._target_
+        overrides = list(hydra.overrides.task)
         is_worker = os.getpid() != self._starter and "joblib" in launcher
-        request = self.stop_request if is_worker else None
+        if not (is_worker and self.shared):
+            return self._carry_out(config, overrides, launcher)
+        job = "\n".join(overrides)
+        if ended := self.shared.read_result(job):
+            return ended
+        if job in self.interrupted:
+            return Interrupted()
+        result = self._carry_out(config, overrides, launcher, self.shared.request)
+        if not isinstance(result, Busy | Stopped):
+            self.shared.write_result(job, result)
+        return result
+
+    def _carry_out(
+        self,
+        config: DictConfig,
+        overrides: list[str],
+        launcher: str,
+        request: Path | None = None,
+    ) -> UserError | RunSummary | Stopped:
         try:
-            overrides = list(hydra.overrides.task)
             name = name_job(overrides) if self.sweep else ""
-            with stop_on_request(request, self._starter) if request else nullcontext():
+            job = "\n".join(overrides)
+            with stop_on_request(request, self._starter, job) if request else nullcontext():
                 outcome = carry_out(config, overrides, wait=self.wait, show=self.show, name=name)
             headline, privacy = outcome.record.headline, outcome.record.privacy
             home = outcome.path.parent
@@ -162,12 +226,15 @@ def sweep(driver: Any, overrides: list[str]) -> list[Job]:
         UserError: the sweep has no jobs, or its launcher is not available.
     """
     _require_slurm(overrides)
-    with _stop_request() as request:
-        job = SweepJob(sweep=True, wait=False, stop_request=request)
-        batches = driver.multirun(config_name="config", task_function=job, overrides=overrides)
-    if not (jobs := [job for batch in batches for job in batch]):
+    settings = [word for word in overrides if word.startswith(("launcher=", "hydra", "paths."))]
+
+    def start(task: SweepJob) -> list[Any]:
+        batches = driver.multirun(config_name="config", task_function=task, overrides=overrides)
+        return [job for batch in batches for job in batch]
+
+    if not (jobs := _carry_out_all(driver, start, settings)):
         raise UserError("this sweep has no jobs: give each of its keys at least one value.")
-    return _finish(driver, jobs)
+    return jobs
 
 
 def _require_slurm(words: Sequence[str]) -> None:
@@ -191,7 +258,7 @@ def require_launcher(launcher: str, settings: list[str]) -> None:
     if launcher not in group_options("launcher"):
         raise unknown("launcher", launcher, group_options("launcher"))
     with readable_errors(settings), hydra_session() as driver:
-        _make_launcher(driver, launcher, settings, SweepJob())
+        _make_launcher(driver, [f"launcher={launcher}", *settings], SweepJob())
 
 
 def launch(
@@ -210,16 +277,99 @@ def launch(
         (overrides, reason) of each job that failed.
     """
     words = [[f"launcher={launcher}", *job] for job in jobs]
-    with _stop_request() as request:
-        task = SweepJob(sweep=True, wait=False, show=show, stop_request=request)
-        hydra_launcher = _make_launcher(driver, launcher, settings, task)
-        returned_jobs = hydra_launcher.launch(words, initial_job_idx=0)
-    ended_jobs = _finish(driver, returned_jobs, show)
+    settings = [f"launcher={launcher}", *settings]
+
+    def start(task: SweepJob) -> Sequence[Any]:
+        return _make_launcher(driver, settings, task).launch(words, initial_job_idx=0)
+
+    ended_jobs = _carry_out_all(driver, start, settings, show)
     return [(job.words, job.result) for job in ended_jobs if isinstance(job.result, str)]
 
 
-def _make_launcher(driver: Any, launcher: str, settings: list[str], task: SweepJob) -> Any:
-    """Return one of Hydra's launchers, set up to carry out a task."""
+def _carry_out_all(
+    driver: Any,
+    start: Callable[[SweepJob], Sequence[Any]],
+    settings: list[str],
+    show: Shown = "all",
+) -> list[Job]:
+    """Carry out jobs, also those that end because the system kills a worker.
+
+    joblib then kills the other workers, and it is not known which one the system killed. So the
+    jobs that ended with them run again at the end, one at a time: if the system kills a job's
+    process again, that job fails.
+
+    Args:
+        driver: Hydra's driver.
+        start: function that starts all jobs, and returns Hydra's `JobReturn` of each.
+        settings: overrides of the launcher.
+        show: what to print. Default: "all".
+    """
+    with _share_folder() as shared:
+        task = SweepJob(sweep=True, wait=False, show=show, shared=shared)
+        jobs = None
+        while jobs is None:
+            try:
+                jobs = start(task)
+            except BrokenProcessPool as error:
+                _note_interrupted(task, shared, error)
+        _raise_stop(jobs)
+        task.interrupted.clear()
+        for job in jobs:
+            if isinstance(job.return_value, Interrupted):
+                job.return_value = _run_alone(driver, list(job.overrides), settings, task, shared)
+        _raise_stop(jobs)
+    return _finish(driver, jobs, show)
+
+
+def _note_interrupted(task: SweepJob, shared: Shared, error: BrokenProcessPool) -> None:
+    """Make a task leave out the jobs that ended when the system killed a worker.
+
+    Raises:
+        UserError: no worker had a job.
+    """
+    if stop := find_stop(error):
+        raise stop from None
+    if not (interrupted := take_jobs(shared.request)):
+        raise UserError(
+            "the system killed a worker that was still starting, usually because memory ran out. "
+            f"Reduce hydra.launcher.n_jobs; {CONTINUING} from the last save."
+        ) from None
+    task.interrupted.update(interrupted)
+    names = "; ".join(sorted(name_job(job.split("\n")) for job in interrupted))
+    log.warning(
+        "The system killed a worker, usually because memory ran out, and joblib ended the others. "
+        "These jobs continue after the others, one at a time: %s.",
+        names,
+    )
+
+
+def _run_alone(
+    driver: Any, words: list[str], settings: list[str], task: SweepJob, shared: Shared
+) -> UserError | RunSummary | Stopped:
+    """Carry out a job in the only worker, and return how it ended."""
+    try:
+        (job,) = _make_launcher(driver, settings, task).launch([words], initial_job_idx=0)
+    except BrokenProcessPool as error:
+        if stop := find_stop(error):
+            raise stop from None
+        take_jobs(shared.request)
+        return UserError(
+            "the system killed its process, usually because memory ran out. Reduce "
+            f"trainer.micro_batch; {CONTINUING} from the last save."
+        )
+    result: UserError | RunSummary | Stopped = job.return_value
+    return result
+
+
+def _raise_stop(jobs: Iterable[Any]) -> None:
+    """Raise the signal that stopped a job, if any."""
+    for job in jobs:
+        if isinstance(job.return_value, Stopped):
+            raise job.return_value
+
+
+def _make_launcher(driver: Any, settings: list[str], task: SweepJob) -> Any:
+    """Return the launcher that overrides choose, set up to carry out a task."""
     from hydra._internal.callbacks import Callbacks
     from hydra.core.plugins import Plugins
     from hydra.core.utils import setup_globals
@@ -227,10 +377,8 @@ def _make_launcher(driver: Any, launcher: str, settings: list[str], task: SweepJ
 
     setup_globals()
     read_words(settings, sweep=True)
-    _require_slurm([f"launcher={launcher}"])
-    config = driver.compose_config(
-        "config", [f"launcher={launcher}", *settings], run_mode=RunMode.MULTIRUN
-    )
+    _require_slurm(settings)
+    config = driver.compose_config("config", settings, run_mode=RunMode.MULTIRUN)
     return Plugins.instance().instantiate_launcher(
         hydra_context=HydraContext(config_loader=driver.config_loader, callbacks=Callbacks()),
         task_function=task,
@@ -239,12 +387,13 @@ def _make_launcher(driver: Any, launcher: str, settings: list[str], task: SweepJ
 
 
 @contextmanager
-def _stop_request() -> Iterator[Path]:
-    """Yield the file that asks the workers which are started in this block to stop."""
+def _share_folder() -> Iterator[Shared]:
+    """Yield the folder of the workers that are started in this block."""
     with tempfile.TemporaryDirectory(prefix="zdp-bench-") as folder:
-        request = Path(folder) / "stop"
-        with stop_workers_first(request):
-            yield request
+        shared = Shared(Path(folder))
+        shared.request.parent.mkdir()
+        with stop_workers_first(shared.request):
+            yield shared
 
 
 def _finish(driver: Any, jobs: Iterable[Any], show: Shown = "all") -> list[Job]:
@@ -252,8 +401,6 @@ def _finish(driver: Any, jobs: Iterable[Any], show: Shown = "all") -> list[Job]:
     ended_jobs = []
     for job in jobs:
         words, result = list(job.overrides), job.return_value
-        if isinstance(result, Stopped):
-            raise result
         if isinstance(result, Busy):
             waiting_job = SweepJob(sweep=True, show=show)
             result = driver.run(

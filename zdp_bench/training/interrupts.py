@@ -165,8 +165,17 @@ def _list_jobs(request: Path) -> list[Path]:
     return [path for path in request.parent.iterdir() if path != request]
 
 
+def take_jobs(request: Path) -> set[str]:
+    """Return the jobs of workers that were killed, and delete their files."""
+    jobs = set()
+    for path in _list_jobs(request):
+        jobs.add(os.fsdecode(path.read_bytes()))
+        path.unlink()
+    return jobs - {""}  # killed before it named its job
+
+
 @contextmanager
-def stop_on_request(request: Path, parent: int) -> Iterator[None]:
+def stop_on_request(request: Path, parent: int, job: str = "") -> Iterator[None]:
     """Let a request raise `Stopped` in the job of this worker, as SIGTERM and Ctrl-C do.
 
     A signal that arrives between two jobs is ignored: the next job finds the request. Without the
@@ -176,6 +185,7 @@ def stop_on_request(request: Path, parent: int) -> Iterator[None]:
         request: file whose creation asks the worker to stop. A file beside it shows that this
             worker has a job.
         parent: process that started the worker. Its end is a request too.
+        job: the job, which the file beside `request` names. Default: no name.
     """
     has_job = True
 
@@ -189,7 +199,8 @@ def stop_on_request(request: Path, parent: int) -> Iterator[None]:
         signal.signal(number, stop)
     _watch(request, parent)
     try:
-        with tempfile.NamedTemporaryFile(dir=request.parent):
+        with tempfile.NamedTemporaryFile(dir=request.parent, buffering=0) as job_file:
+            job_file.write(os.fsencode(job))
             if request.exists() or os.getppid() != parent:
                 raise Stopped(signal.SIGTERM)
             yield
