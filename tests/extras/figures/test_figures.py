@@ -1,8 +1,10 @@
 """Figures: the papers', by name and the same file each time, and those of runs of your own."""
 
 import math
+import os
 from dataclasses import replace
 from hashlib import sha256
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +58,8 @@ def test_the_papers_epsilons_stand_beside_the_tight_ones(tmp_path: Path) -> None
     (tmp_path / "tables").symlink_to(TABLES)
     (axes,) = figures.draw("epsilon", tmp_path).axes
     assert len(axes.get_lines()) == len(papers.titles()) + 1
-    assert "not drawn: 15 claims" in axes.get_title(loc="left")
+    undrawn = "claims not drawn: 15 with a tight ε of ∞, 1 printed as a bound"
+    assert axes.get_title(loc="left").endswith(undrawn)
     with pytest.raises(UserError, match=r"'epsilom'.*'epsilon'"):
         figures.draw("epsilom", tmp_path)
 
@@ -69,6 +72,7 @@ def kept_table(folder: Path, kept: dict[str, tuple[float, ...]]) -> Path:
             "target_epsilon": x,
             "retained_gain": share,
             "metric": "accuracy",
+            "unit": "patient",
             "values": "0.5",
         }
         for row, shares in kept.items()
@@ -83,12 +87,28 @@ def test_rows_that_keep_little_have_a_panel_of_their_own(tmp_path: Path) -> None
     kept = {"MNIST": (0.99, 0.97), "ICU": (0.9, 0.4), "MRI": (0.07, -0.05)}
     figure = figures.draw("cost", kept_table(tmp_path, kept))
     much, little = figure.axes
-    assert much.get_title(loc="left") == "What privacy costs, at a tight ε"
+    assert much.get_title(loc="left") == "What privacy costs, at a tight ε of a patient"
+    path = tmp_path / "tables" / "cost.csv"
+    path.write_text(path.read_text().replace("patient", "image", 1))
+    title = figures.draw("cost", tmp_path).axes[0].get_title(loc="left")
+    assert title == "What privacy costs, at a tight ε of each row's unit"
     assert [label.get_text() for label in much.get_yticklabels()] == ["MNIST", "ICU"]
     assert [label.get_text() for label in little.get_yticklabels()] == ["MRI"]
     assert lines(little)["ε = 8"] == [0]
     assert much.get_xlim()[0] > 30
     assert little.get_xlim()[0] < -5
+
+
+def test_an_epsilon_looks_the_same_in_all_panels_and_in_the_legend(tmp_path: Path) -> None:
+    """If the rows of a panel lacked the smallest ε, its others had the styles of smaller ones."""
+    kept_table(tmp_path, {"MNIST": (0.99, 0.97), "MRI": (0.07, math.nan)})
+    figure = figures.draw("cost", tmp_path)
+    for of_panel in zip(*(axes.get_lines() for axes in figure.axes), strict=True):
+        looks = [(line.get_label(), line.get_color(), line.get_marker()) for line in of_panel]
+        assert looks[0] == looks[1]
+    (legend,) = figure.legends
+    shown = [text.get_text() for text in legend.get_texts()]
+    assert shown == ["non-private", "ε = 3", "ε = 8"]
 
 
 def test_without_rows_that_keep_little_there_is_one_panel(tmp_path: Path) -> None:
@@ -136,6 +156,21 @@ def test_a_damaged_slice_is_one_sentence(tmp_path: Path, content: bytes) -> None
 
 
 @pytest.mark.parametrize("name", [FIGURE, "epsilon", "cost"])
+def test_a_table_that_is_no_file_is_one_sentence(tmp_path: Path, name: str) -> None:
+    """A FIFO hung."""
+    path = tmp_path / "tables" / f"{name.replace('/', '_')}.csv"
+    path.parent.mkdir()
+    os.mkfifo(path)
+    with pytest.raises(UserError, match=r"\.csv: is missing or not a file"):
+        figures.draw(name, tmp_path)
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(UserError, match=r"\.csv: is larger than"):
+        figures.draw(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", [FIGURE, "epsilon", "cost"])
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"a,b\n1,2\n", b'"a\n', b"values\nx\n"])
 def test_a_damaged_table_is_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
     path = tmp_path / "tables" / f"{name.replace('/', '_')}.csv"
@@ -145,18 +180,18 @@ def test_a_damaged_table_is_one_sentence(tmp_path: Path, name: str, content: byt
         figures.draw(name, tmp_path)
 
 
-OURS_COLUMNS = "row,variant,metric,target_epsilon,retained_gain,values"
+OURS_COLUMNS = "row,variant,metric,unit,target_epsilon,retained_gain,values"
 
 
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
         ("epsilon", ["paper,printed,tight", "deepee_2021,>3,inf"]),
-        ("cost", [OURS_COLUMNS, "MNIST,,accuracy,inf,1,0.9"]),  # the non-private run
-        ("cost", [OURS_COLUMNS, "MNIST,,accuracy,3,,0.9"]),  # the private run
+        ("cost", [OURS_COLUMNS, "MNIST,,accuracy,image,inf,1,0.9"]),  # the non-private run
+        ("cost", [OURS_COLUMNS, "MNIST,,accuracy,image,3,,0.9"]),  # the private run
         ("complex", [OURS_COLUMNS]),
-        ("complex", [OURS_COLUMNS, "PhaseMNIST,,accuracy,3,,"]),
-        ("complex", [OURS_COLUMNS, "PhaseMNIST,,accuracy,3,,nan"]),
+        ("complex", [OURS_COLUMNS, "PhaseMNIST,,accuracy,image,3,,"]),
+        ("complex", [OURS_COLUMNS, "PhaseMNIST,,accuracy,image,3,,nan"]),
     ],
 )
 def test_a_table_with_nothing_to_draw_is_one_sentence(
@@ -170,7 +205,7 @@ def test_a_table_with_nothing_to_draw_is_one_sentence(
 
 def test_a_number_that_is_none_is_damage(tmp_path: Path) -> None:
     (tmp_path / "tables").mkdir()
-    table = f"{OURS_COLUMNS}\nPhaseMNIST,,accuracy,three,,0.9\n"
+    table = f"{OURS_COLUMNS}\nPhaseMNIST,,accuracy,image,three,,0.9\n"
     (tmp_path / "tables" / "complex.csv").write_text(table)
     with pytest.raises(UserError, match=r"complex\.csv: is damaged\. Write it again"):
         figures.draw("complex", tmp_path)
@@ -244,6 +279,23 @@ def test_the_papers_numbers_are_black_beside_ours(sweep: Path) -> None:
     (ours,) = (line for line in drawn if line.get_label() == "DP-BP")
     assert list(printed.get_ydata())[:2] == pytest.approx([42.5, math.nan], nan_ok=True)
     assert (printed.get_color(), printed.get_marker()) == (drawing.PRINTED, ours.get_marker())
+
+
+@pytest.mark.parametrize("column", ["variant", "on"])
+def test_curves_that_differ_in_the_same_words_have_their_own_names(
+    sweep: Path, column: str
+) -> None:
+    """Two variants of a data set were one curve: a traceback, or one zigzag line."""
+    path = sweep / "tables" / "dp_dfa_2020_fig2.csv"
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    own = table[(table["row"] == "bp_10.24") & (table["values"] != "")]
+    ours = [own.assign(differs="on films", **{column: name}) for name in ("films", "films, size=8")]
+    pd.concat([table, *ours]).to_csv(path, index=False)
+    curves = lines(panel_of(sweep))
+    assert {"DP-BP", "DP-BP (on films; films)", "DP-BP (on films; films, size=8)"} <= curves.keys()
+    pd.concat([table, *ours, ours[0]]).to_csv(path, index=False)
+    with pytest.raises(UserError, match=r"DP-BP \(on films; films\): has two points at learning"):
+        figures.draw(FIGURE, sweep)
 
 
 def test_each_panel_of_a_paper_has_axes_that_fit_its_curves(tmp_path: Path) -> None:
@@ -396,6 +448,42 @@ def test_runs_without_the_metric_need_no_x(results: Path) -> None:
     filters = ["algorithm=dp_sgd"]
     figure = figures.draw_runs(results, filters, "algorithm.target", "accuracy", ["algorithm"])
     assert lines(figure.axes[0])["dp_sgd"] == pytest.approx([51.5, 52.5, 66.5])
+
+
+def test_names_are_drawn_as_they_are(tmp_path: Path) -> None:
+    """Dollar signs began a formula, and a name that began with '_' was left out."""
+    for number, name in enumerate(("cost $x_{ and $y^", "a $5 and $6 b", "_hidden")):
+        save(tmp_path, make("a", number, 0.5, 1, n=number) | {"labels": {"name": name}})
+        figure = figures.draw_runs(tmp_path, [f"name={name}"], "seed", "accuracy", ["name"])
+        (legend,) = figure.legends
+        (text,) = legend.get_texts()
+        assert text.get_text().strip() == name
+        drawing.save(figure, tmp_path / "a.svg")
+        assert name in unescape((tmp_path / "a.svg").read_text(encoding="utf-8"))
+
+
+def test_the_ticks_of_a_logarithmic_axis_are_plain_numbers(tmp_path: Path) -> None:
+    save(tmp_path, *(make("a", 0, 0.5, 10.0**n) for n in range(drawing.MAX_MARKED + 2)))
+    figure = figures.draw_runs(tmp_path, [], "epsilon_tight", "accuracy", ["algorithm"])
+    drawing.save(figure, tmp_path / "a.svg")
+    assert "$" not in (tmp_path / "a.svg").read_text(encoding="utf-8")
+
+
+def test_a_curve_with_few_points_has_markers_among_long_ones(tmp_path: Path) -> None:
+    """A single point was invisible."""
+    count = drawing.MAX_MARKED + 1
+    save(tmp_path, *(make("a", 0, 0.5, epsilon) for epsilon in range(1, count + 1)))
+    save(tmp_path, make("b", 0, 0.5, 1.5))
+    figure = figures.draw_runs(tmp_path, [], "epsilon_tight", "accuracy", ["recipe"])
+    markers = {line.get_label(): line.get_marker() for line in figure.axes[0].get_lines()}
+    assert markers == {"a": "", "b": drawing.MARKERS[1]}
+
+
+def test_many_curves_look_different() -> None:
+    """The ninth looked like the first."""
+    styles = [drawing.curve_style(index) for index in range(32)]
+    assert len({(style["color"], style["linestyle"]) for style in styles}) == 32
+    assert len({(style["color"], style["marker"]) for style in styles}) == 32
 
 
 def test_a_run_that_two_recipes_share_is_drawn_once(results: Path) -> None:

@@ -19,6 +19,7 @@ import pandas as pd
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from zdp_bench.disk import write_changed
 from zdp_bench.errors import UserError
@@ -56,6 +57,7 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,  # TrueType, which journals accept
     "svg.hashsalt": "zdp-bench",  # fixed, so that the same figure gives the same file
     "svg.fonttype": "none",  # text stays text, rather than paths
+    "text.parse_math": False,  # names may have dollar signs, and may be a stranger's
 }
 
 
@@ -77,7 +79,8 @@ def draw_panels(
 
     A point is the mean of its values, with a band from the smallest to the largest value. If one of
     them is not finite, the point is not drawn, and the note below the panels names it. A value at
-    infinite x is drawn as a dotted horizontal line.
+    infinite x is drawn as a dotted horizontal line. If a panel has few x (`MAX_MARKED`), and a
+    curve lacks one of them, the line has a gap.
 
     Args:
         points: a table with the columns `panel`, `curve`, `x`, `values` (a list), `y` (the label of
@@ -90,8 +93,12 @@ def draw_panels(
         show_x: returns the text of an x.
 
     Raises:
-        UserError: a panel has several metrics.
+        UserError: a panel has several metrics, or a curve has two points at one x.
     """
+    repeated = points[points.duplicated(["panel", "curve", "x"])]
+    if len(repeated):
+        curve, x = repeated[["curve", "x"]].iloc[0]
+        raise UserError(f"{curve}: has two points at {x_label} {show_x(x)}.")
     titles = list(dict.fromkeys(points["panel"]))
     curves = list(dict.fromkeys(points["curve"]))
     columns = min(columns, len(titles))
@@ -108,14 +115,14 @@ def draw_panels(
         every_x = sorted({x for x in panel["x"] if x < math.inf})
         for label, curve in panel.groupby("curve", sort=False):
             style = curve_style(curves.index(label))
-            _draw_curve(axes, curve, every_x, str(label), style)
+            _draw_curve(axes, curve, every_x, as_label(str(label)), style)
         axes.set_title(title)
         y_labels = panel["y"].unique()
         if len(y_labels) > 1:
             raise UserError(f"{title}: one panel cannot show {' and '.join(y_labels)}.")
         axes.set(xlabel=x_label, ylabel=y_labels[0])
         if log:
-            axes.set_xscale("log")
+            set_log_scale(axes, "x")
         if log and len(every_x) <= MAX_MARKED:
             axes.set_xticks(every_x, [show_x(x) for x in every_x])
             axes.minorticks_off()
@@ -170,10 +177,10 @@ def _draw_curve(
         )
     if finite.empty:
         return
-    if len(every_x) > MAX_MARKED:
-        style["marker"] = ""
-    else:
+    if len(every_x) <= MAX_MARKED:
         finite = finite.reindex(every_x)
+    if finite["mean"].count() > MAX_MARKED:
+        style["marker"] = ""
     if finite["mean"].notna().any():
         axes.plot(finite.index, finite["mean"], label=label, **style)
     if (finite["max"] > finite["min"]).any():
@@ -196,17 +203,34 @@ def _draw_curve(
         axes.plot(finite.index, finite["printed"], label="printed", **printed_style)
 
 
+def as_label(text: str) -> str:
+    """Return a text as a label of a legend, which would leave out one that begins with '_'."""
+    return f" {text}" if text.startswith("_") else text
+
+
+def set_log_scale(axes: Axes, name: str) -> None:
+    """Make the axis "x" or "y" logarithmic, with plain numbers at its ticks.
+
+    By default, they are formulas such as $10^{-1}$, which `STYLE` does not draw.
+    """
+    axes.set(**{f"{name}scale": "log"})
+    axis = getattr(axes, f"{name}axis")
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
+
+
 def curve_style(index: int) -> dict[str, Any]:
-    """Return the style of the curve with an index.
+    """Return the style of the curve with an index. Up to 32 curves have different ones.
 
     Later curves are drawn above earlier ones, thinner and with larger, hollow markers, so that
     earlier ones stay visible.
     """
+    shape = index + index // len(COLOURS)  # after all colours, each gets another line and marker
     return {
         "color": COLOURS[index % len(COLOURS)],
-        "linestyle": LINES[index % len(LINES)],
+        "linestyle": LINES[shape % len(LINES)],
         "linewidth": max(0.9, 2.6 - 0.5 * index),
-        "marker": MARKERS[index % len(MARKERS)],
+        "marker": MARKERS[shape % len(MARKERS)],
         "markersize": 3 + 0.9 * index,
         "markerfacecolor": "none" if index else COLOURS[0],
         "zorder": 2 + 0.01 * index,

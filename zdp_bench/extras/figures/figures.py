@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib as mpl
@@ -16,8 +17,10 @@ from zdp_bench import records
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.extras.figures import drawing
 from zdp_bench.extras.figures.reconstructions import draw_reconstructions
+from zdp_bench.foreign_files import MAX_TABLE, exists, read_bytes, reading
 from zdp_bench.privacy.statement import round_epsilon, show_epsilon
 from zdp_bench.report import names, papers, results
+from zdp_bench.report.number_format import name_one
 from zdp_bench.tasks.metric import describe
 
 HALF = 50  # percent of the gain
@@ -71,10 +74,12 @@ def read_table(
         UserError: there is no such file, or it is damaged.
     """
     path = folder / "tables" / f"{name.replace('/', '_')}.csv"
-    if not path.exists():
+    if not exists(path):
         raise UserError(f"{path}: not found. Create it with `{command} --results {folder}`.")
+    with reading(path):
+        content = read_bytes(path, MAX_TABLE)
     try:
-        table = pd.read_csv(path, keep_default_na=False, dtype=str)
+        table = pd.read_csv(BytesIO(content), keep_default_na=False, dtype=str)
         if "values" in table:
             table["values"] = [list(map(float, words.split())) for words in table["values"]]
         table[[*numbers]] = table[[*numbers]].apply(pd.to_numeric)
@@ -150,13 +155,19 @@ def _label_curves(points: pd.DataFrame) -> pd.Series:
     """Return the label of each point's curve.
 
     It states how the runs differ from the paper, and whether their tight ε is ∞ although the
-    claimed ε is finite.
+    claimed ε is finite. Two variants, or data sets, that differ in the same words have their names.
     """
     epsilons = points[["epsilon_claimed", "epsilon_tight"]]
-    smallest = epsilons.groupby([points["label"], points["differs"]]).transform("min")
+    of_curve = [points[column] for column in ("label", "differs", "variant", "on")]
+    smallest = epsilons.groupby(of_curve).transform("min")
     is_finite = smallest["epsilon_claimed"] < math.inf
     is_unbounded = is_finite & (smallest["epsilon_tight"] == math.inf)
-    differs = points["differs"].map(lambda words: f" ({words})" if words else "")
+    kinds = points.groupby(["label", "differs"])[["variant", "on"]].transform("nunique")
+    differs = points["differs"]
+    for column in ("variant", "on"):
+        name = ("; " + points[column]).where(kinds[column] > 1, "")
+        differs = differs + name.where(points[column] != "", "")
+    differs = differs.map(lambda words: f" ({words})" if words else "")
     unbounded = is_unbounded.map({True: ", tight ε = ∞", False: ""})
     return points["label"] + differs + unbounded
 
@@ -177,7 +188,7 @@ def panels_of(parts: Sequence[str]) -> list[str]:
 
 def draw_ours(name: str, folder: Path) -> Figure:
     """Draw one of our tables: the gain that each row retains, or a panel for each row against ε."""
-    columns = ("row", "variant", "metric", "values")
+    columns = ("row", "variant", "metric", "unit", "values")
     numbers = ("target_epsilon", "retained_gain")
     points = read_table(name, folder, f"zdp-bench table {name} --write", columns, numbers)
     points["x"] = points["target_epsilon"]
@@ -216,17 +227,26 @@ def draw_retained_gains(points: pd.DataFrame, title: str) -> Figure:
         gridspec_kw={"height_ratios": heights},
     )
     column = grid[:, 0]
+    targets = sorted(points["x"].unique())
     for axes, panel in zip(column, panels, strict=True):
-        _draw_rows(axes, panel)
-    column[0].set_title(f"{title}, at a tight ε")
+        _draw_rows(axes, panel, targets)
+    units = points["unit"].unique()
+    of_unit = name_one(units[0]) if len(units) == 1 else "each row's unit"
+    column[0].set_title(f"{title}, at a tight ε of {of_unit}")
     column[-1].set_xlabel("share of the non-private gain kept, %")
     handles, labels = column[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     return figure
 
 
-def _draw_rows(axes: Axes, points: pd.DataFrame) -> None:
-    """Draw the rows of one panel, from top to bottom."""
+def _draw_rows(axes: Axes, points: pd.DataFrame, targets: Sequence[float]) -> None:
+    """Draw the rows of one panel, from top to bottom.
+
+    Args:
+        axes: the panel.
+        points: the points of its rows.
+        targets: the target ε of all panels, each with the same style and legend in every panel.
+    """
     rows = list(dict.fromkeys(points["row"]))
     points = points.assign(height=points["row"].map(rows.index))
     smallest = points.groupby("height")["retained_gain"].min()
@@ -238,9 +258,11 @@ def _draw_rows(axes: Axes, points: pd.DataFrame) -> None:
         label="non-private",
     )
     axes.hlines(smallest.index, smallest, 100, color="0.8", linewidth=1)
-    for index, (target, markers) in enumerate(points.groupby("x")):
+    for index, target in enumerate(targets):
+        markers = points[points["x"] == target]
         style = drawing.curve_style(index) | {"linestyle": "none"}
-        axes.plot(markers["retained_gain"], markers["height"], label=f"ε = {target:g}", **style)
+        label = f"ε = {show_epsilon(target)}"
+        axes.plot(markers["retained_gain"], markers["height"], label=label, **style)
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10]))
     axes.set_yticks(range(len(rows)), list(map(_wrap_label, rows)), linespacing=1.0)
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -257,20 +279,24 @@ def draw_epsilon(name: str, folder: Path) -> Figure:
     """Draw each finite ε that the five papers print against the tight ε of its mechanism."""
     columns = ("paper", "printed", "tight")
     claims = read_table(name, folder, "zdp-bench epsilon --write", columns)
+    is_printed = claims["printed"] != ""
     for column in ("printed", "tight"):
         claims[column] = pd.to_numeric(claims[column], errors="coerce")
-    is_finite = claims["tight"].between(0, math.inf, "neither")
-    finite = select(claims, is_finite & claims["printed"].between(0, math.inf, "neither"), name)
+    has_number = claims["printed"].between(0, math.inf, "neither")
+    is_bound = is_printed & claims["printed"].isna()  # such as '<1'
+    finite = select(claims, has_number & claims["tight"].between(0, math.inf, "neither"), name)
     figure = Figure(figsize=(drawing.WIDTH, 0.75 * drawing.WIDTH))
     axes = figure.subplots()
     titles = papers.titles()
     by_paper = finite.groupby("paper")
-    for marker, (paper, points) in zip(drawing.MARKERS, by_paper, strict=False):
+    for index, (paper, points) in enumerate(by_paper):
+        style = drawing.curve_style(index)
         axes.plot(
             points["printed"],
             points["tight"],
-            marker,
-            label=titles.get(str(paper), str(paper)),
+            style["marker"],
+            color=style["color"],
+            label=drawing.as_label(titles.get(str(paper), str(paper))),
             linestyle="none",
         )
     epsilons = finite[["printed", "tight"]].to_numpy()
@@ -283,20 +309,22 @@ def draw_epsilon(name: str, folder: Path) -> Figure:
         linestyle="-",
         label="as printed",
     )
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlim=ends,
-        ylim=ends,
-    )
+    for axis in ("x", "y"):
+        drawing.set_log_scale(axes, axis)
+    axes.set(xlim=ends, ylim=ends)
     axes.set(xlabel="ε as the paper prints it", ylabel="ε tight, of the mechanism as described")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_major_formatter("{x:g}")
     title = "Above the line, a run has spent more than its paper says"
-    is_understated = (claims["tight"] == math.inf) & (claims["printed"] < math.inf)
-    unbounded = int(is_understated.sum())
-    if unbounded:  # stated in the title, which covers no points
-        title += f"\nnot drawn: {unbounded} claims whose tight ε is ∞"
+    undrawn = []  # stated in the title, which covers no points
+    for words, is_kind in (
+        ("with a tight ε of ∞", (claims["tight"] == math.inf) & (claims["printed"] < math.inf)),
+        ("printed as a bound", is_bound & (claims["tight"] < math.inf)),
+        ("without a tight ε", has_number & claims["tight"].isna()),
+    ):
+        count = int(is_kind.sum())
+        if count:
+            undrawn.append(f"{count} {words}")
+    if undrawn:
+        title += f"\nclaims not drawn: {', '.join(undrawn)}"
     axes.set_title(title)
     axes.legend(loc="lower right")
     return figure
