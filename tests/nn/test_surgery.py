@@ -1,15 +1,24 @@
 """What is done to a built model: other norms, standardised weights, mapped complex records."""
 
+import pickle
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.training.model_checks.models import IMAGES, check, convolutional, mlp
 from zdp_bench.config import configured
 from zdp_bench.errors import UserError
+from zdp_bench.gradients.rules import rule_of
 from zdp_bench.nn import surgery
-from zdp_bench.nn.convolution import ComplexConv2d
-from zdp_bench.nn.surgery import RealInput, real_shape, standardise, standardise_weights
+from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d
+from zdp_bench.nn.surgery import (
+    STANDARDISED,
+    RealInput,
+    real_shape,
+    standardise,
+    standardise_weights,
+)
 from zdp_bench.training.setup import Setup
 
 
@@ -44,9 +53,38 @@ def test_a_group_keeps_four_channels_where_it_can(channels: int, groups: int) ->
 
 
 def test_instance_norm_on_vectors_has_nothing_to_normalise_and_is_refused() -> None:
-    with pytest.raises(UserError):
-        check(surgery.replace_batchnorm(mlp(nn.BatchNorm1d(8)), "instance"))
+    for affine in (True, False):
+        model = surgery.replace_batchnorm(mlp(nn.BatchNorm1d(8, affine=affine)), "instance")
+        with pytest.raises(UserError, match=r"would normalise single numbers.*by group"):
+            check(model)
+        with pytest.raises(UserError, match="would normalise single numbers"):
+            model(torch.randn(8, 5))  # as many examples as channels
     assert check(surgery.replace_batchnorm(mlp(nn.BatchNorm1d(8)), "group")) == []
+
+
+def test_instance_norm_on_sequences_is_torchs() -> None:
+    model = surgery.replace_batchnorm(nn.Sequential(nn.BatchNorm1d(3)), "instance")
+    x = torch.randn(4, 3, 7)
+    torch.testing.assert_close(model(x), nn.InstanceNorm1d(3)(x))
+    assert rule_of(model[0]) is rule_of(nn.InstanceNorm1d(3))
+
+
+def test_a_batchnorm_that_computes_more_is_refused_before_any_is_replaced() -> None:
+    class Activated(nn.BatchNorm2d):
+        """As timm's BatchNormAct2d."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).relu()
+
+    model = nn.Sequential(nn.BatchNorm2d(4), Activated(4))
+    with pytest.raises(UserError, match=r"^layer '1' \(Activated\) is derived from torch's"):
+        surgery.replace_batchnorm(model, "group")
+    assert type(model[0]) is nn.BatchNorm2d
+
+
+def test_an_unknown_replacement_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^how 'layer' is not known.*frozen, group, instance"):
+        surgery.replace_batchnorm(nn.Sequential(nn.BatchNorm2d(4)), "layer")
 
 
 def test_a_batchnorm_of_two_names_is_replaced_under_both() -> None:
@@ -86,6 +124,14 @@ def test_the_layer_computes_with_them_and_keeps_its_parameters() -> None:
         assert torch.equal(model(x), expected)
         assert torch.equal(layer.weight, weight)
         assert [*layer.state_dict()] == names
+
+
+def test_a_model_with_standardised_weights_is_pickled_whole() -> None:
+    complex_layers = ComplexConv1d(1, 1, 3), ComplexConv2d(1, 1, 3), ComplexConv3d(1, 1, 3)
+    for layer in (nn.Conv1d(1, 1, 3), nn.Conv2d(1, 1, 3), nn.Conv3d(1, 1, 3), *complex_layers):
+        (copy,) = pickle.loads(pickle.dumps(standardise_weights(nn.Sequential(layer))))
+        assert type(copy) is type(layer) is STANDARDISED[type(layer).__mro__[2]]
+        assert torch.equal(copy.weight, layer.weight)
 
 
 def test_a_filter_of_one_number_and_a_transposed_convolution_stay() -> None:

@@ -13,29 +13,23 @@ computes with w = (v − mean)/√(‖v − mean‖² + ε). This depends on no 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, unknown
 from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d
 from zdp_bench.nn.normalisation import largest_divisor
 
 Replacement = Literal["group", "instance", "frozen"]
 ComplexAs = Literal["magnitude", "channels"]
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
 EPSILON = 1e-6
-_BASES: tuple[type[nn.Module], ...] = (
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    ComplexConv1d,
-    ComplexConv2d,
-    ComplexConv3d,
-)
 
 
 def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
@@ -54,10 +48,14 @@ def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
         The model, which does not change if it has no BatchNorm.
 
     Raises:
-        UserError: the model is a single BatchNorm, which cannot be replaced in place.
+        UserError: there is no such replacement, a BatchNorm is of a type derived from torch's, or
+            the model is a single BatchNorm, which cannot be replaced in place.
     """
+    if how not in get_args(Replacement):
+        raise unknown("how", str(how), get_args(Replacement))
     norms: dict[nn.Module, nn.Module] = {}
-    for name, module in list(model.named_modules(remove_duplicate=False)):
+    names = list(model.named_modules(remove_duplicate=False))  # a layer can have several names
+    for name, module in names:
         make_norm: Callable[[str], nn.Module] | None = getattr(module, "per_sample_norm", None)
         if make_norm is None and not isinstance(module, _BatchNorm):
             continue
@@ -66,13 +64,21 @@ def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
                 f"the model is a single {type(module).__name__}, which cannot be replaced in "
                 "place: put it into an nn.Sequential."
             )
-        if module not in norms:  # a layer can have several names
+        if module not in norms:
+            if make_norm is None and type(module) not in BATCH_NORMS:
+                raise UserError(
+                    f"layer '{name}' ({type(module).__name__}) is derived from torch's BatchNorm "
+                    "and may compute more: replace it yourself, or give it a method "
+                    "per_sample_norm(how) that returns what replaces it."
+                )
             norm = make_norm(how) if make_norm is not None else _per_sample_norm(module, how)
             norm.train(module.training)
             norm.in_place_of = type(module).__name__  # type: ignore[assignment]  # for `surgery`
             norms[module] = norm
-        parent_name, _, child_name = name.rpartition(".")
-        setattr(model.get_submodule(parent_name), child_name, norms[module])
+    for name, module in names:
+        if module in norms:
+            parent_name, _, child_name = name.rpartition(".")
+            setattr(model.get_submodule(parent_name), child_name, norms[module])
     return model
 
 
@@ -84,7 +90,7 @@ def _per_sample_norm(batch_norm: _BatchNorm, how: Replacement) -> nn.Module:
     options = _device_and_dtype(batch_norm) | {"eps": batch_norm.eps, "affine": affine}
     norm: nn.Module
     if how == "instance" and isinstance(batch_norm, nn.BatchNorm1d):
-        norm = nn.InstanceNorm1d(channels, **options)
+        norm = InstanceNorm1d(channels, **options)
     elif how == "instance" and isinstance(batch_norm, nn.BatchNorm2d):
         norm = nn.InstanceNorm2d(channels, **options)
     elif how == "instance" and isinstance(batch_norm, nn.BatchNorm3d):
@@ -98,6 +104,17 @@ def _per_sample_norm(batch_norm: _BatchNorm, how: Replacement) -> nn.Module:
     if affine:
         norm.weight, norm.bias = batch_norm.weight, batch_norm.bias
     return norm
+
+
+class InstanceNorm1d(nn.InstanceNorm1d):
+    """An instance norm of batches [B, C, L]; torch's reads features [B, C] as one example."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() != 3:
+            raise UserError(
+                f"an instance norm on features of shape {list(input.shape)} would normalise single "
+                "numbers, which gives 0: replace its BatchNorm by group instead."
+            )
 
 
 class FrozenBatchNorm(nn.Module):
@@ -203,18 +220,46 @@ class _Standardised(nn.Module):
     """A mixin that precedes the class of a convolution among the bases of a class."""
 
     _conv_forward: Any
-    weight: Tensor
-    bias: Tensor | None
+    weight: Any
+    bias: Any
 
     def forward(self, x: Tensor) -> Tensor:
         return self._conv_forward(x, standardise(self.weight), self.bias)
 
 
-def _make_standardised(base: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Standardised{base.__name__}", (_Standardised, base), {})
+# Class statements, so that pickle can find the classes by their names.
+class StandardisedConv1d(_Standardised, nn.Conv1d):
+    """`nn.Conv1d` with standardised weights."""
 
 
-STANDARDISED = {base: _make_standardised(base) for base in _BASES}
+class StandardisedConv2d(_Standardised, nn.Conv2d):
+    """`nn.Conv2d` with standardised weights."""
+
+
+class StandardisedConv3d(_Standardised, nn.Conv3d):
+    """`nn.Conv3d` with standardised weights."""
+
+
+class StandardisedComplexConv1d(_Standardised, ComplexConv1d):
+    """`ComplexConv1d` with standardised weights."""
+
+
+class StandardisedComplexConv2d(_Standardised, ComplexConv2d):
+    """`ComplexConv2d` with standardised weights."""
+
+
+class StandardisedComplexConv3d(_Standardised, ComplexConv3d):
+    """`ComplexConv3d` with standardised weights."""
+
+
+STANDARDISED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Conv1d: StandardisedConv1d,
+    nn.Conv2d: StandardisedConv2d,
+    nn.Conv3d: StandardisedConv3d,
+    ComplexConv1d: StandardisedComplexConv1d,
+    ComplexConv2d: StandardisedComplexConv2d,
+    ComplexConv3d: StandardisedComplexConv3d,
+}
 
 
 def standardise_weights(model: nn.Module) -> nn.Module:

@@ -18,6 +18,7 @@ from zdp_bench.nn.normalisation import (
     ComplexLayerNorm,
     normalise,
 )
+from zdp_bench.nn.surgery import InstanceNorm1d
 
 
 @rule(nn.GroupNorm)
@@ -47,7 +48,7 @@ def complex_norm(
     return _by_channel(normalised, g)
 
 
-@rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+@rule(InstanceNorm1d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 def instance_norm(
     layer: nn.Module,
     x: Tensor,
