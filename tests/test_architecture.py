@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {  # each after those it may import
     "experiments": BASE | CORE | {"training", "report"},
     "cli": BASE | CORE | {"training", "report", "experiments"},
     "extras": BASE | CORE | {"training", "library", "report", "experiments", "cli"},
-    "__main__": {"cli"},
+    "__main__": {"cli", "errors"},
 }
 
 

@@ -10,6 +10,7 @@ import os
 import pty
 import re
 import resource
+import signal
 import subprocess
 import sys
 import tomllib
@@ -28,6 +29,7 @@ from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS, GROUPS
 from zdp_bench.cli.parser import build_parser, parse_arguments
 from zdp_bench.errors import UserError
+from zdp_bench.training.interrupts import Stopped
 
 TINY = ["trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]", "threads=1"]
 TINY += ["accountant=gdp_clt"]  # the quickest
@@ -440,6 +442,33 @@ def test_an_output_on_a_full_disk_is_one_sentence(words: list[str], tmp_path: Pa
     assert done.returncode == 2
     assert "cannot be written: No space left on device" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
+@pytest.mark.parametrize(
+    ("words", "leaves"), [("run", 75), ("list nope", 2), ("validate recipe=nope", 2)]
+)
+def test_a_message_on_a_full_disk_keeps_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, words: str, leaves: int
+) -> None:
+    """A scheduler queues a job again that ends with 75. It ended with 1."""
+
+    def stop(_: object) -> int:
+        raise Stopped(signal.SIGTERM)
+
+    def begin() -> None:
+        os.dup2(full.fileno(), 2)
+        cli.main(words.split())
+
+    monkeypatch.setattr(cli.COMMANDS["run"], "run", stop)
+    with open("/dev/full", "w") as full:
+        assert start(begin).wait().returncode == leaves
+
+
+def test_every_message_to_standard_error_goes_through_one_function() -> None:
+    sources = (ROOT / "zdp_bench").rglob("*.py")
+    printing = [path.name for path in sources if "file=sys.stderr" in path.read_text("utf-8")]
+    assert printing == ["errors.py"]
 
 
 @pytest.mark.parametrize("words", [["run", "recipe=quickstart"], ["results"], ["list", "recipes"]])

@@ -4,7 +4,6 @@ Ctrl-C ends it with one line also while its modules are imported, which takes a 
 """
 
 import signal
-import sys
 
 
 def main() -> None:
@@ -15,7 +14,9 @@ def main() -> None:
         run_command()
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process only has to end
-        print("zdp-bench: interrupted.", file=sys.stderr)
+        from zdp_bench.errors import print_message
+
+        print_message("interrupted.")
         raise SystemExit(130) from None
 
 

@@ -11,7 +11,6 @@ import re
 import secrets
 import shutil
 import stat
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader, BytesIO
 from pathlib import Path
 
-from zdp_bench.errors import Busy, UserError
+from zdp_bench.errors import Busy, UserError, print_message
 from zdp_bench.foreign_files import open_regular
 
 A_DAY = 86_400  # seconds
@@ -178,7 +177,7 @@ def fsync_folder(folder: Path) -> None:
 @contextmanager
 def _print_after(seconds: float, message: str) -> Iterator[None]:
     """Print a message if the block takes longer than `seconds`."""
-    timer = threading.Timer(seconds, lambda: print(f"zdp-bench: {message}", file=sys.stderr))
+    timer = threading.Timer(seconds, print_message, [message])
     timer.daemon = True
     timer.start()
     try:

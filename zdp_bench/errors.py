@@ -10,10 +10,13 @@ from __future__ import annotations
 import difflib
 import errno
 import logging
+import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TextIO
 
 # package that only some runs need -> the extra that installs it
 EXTRAS = {
@@ -57,6 +60,23 @@ class UserError(Exception):
     def __init__(self, sentence: str = "") -> None:
         on_one_line = printable(re.sub(r"\s*[\r\n]+\s*", " ", sentence))
         super().__init__(LONG_NUMBER.sub(lambda n: f"{n[1]}… ({len(n[0])} digits)", on_one_line))
+
+
+def print_message(sentence: str) -> None:
+    """Print a sentence to standard error.
+
+    If its disk is full or its reader has ended, this and all that follows is lost, but raises no
+    error, so that the process still ends with its exit code.
+    """
+    try:
+        print(f"zdp-bench: {sentence}", file=sys.stderr, flush=True)
+    except OSError:
+        discard(sys.stderr)
+
+
+def discard(stream: TextIO) -> None:
+    """Discard buffered output, which Python would otherwise try to write again when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def is_out_of_memory(error: BaseException) -> bool:

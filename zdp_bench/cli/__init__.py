@@ -19,12 +19,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 from zdp_bench.cli.arguments import hide_environment
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.parser import parse_arguments
-from zdp_bench.errors import UserError, show_warnings
+from zdp_bench.errors import UserError, discard, print_message, show_warnings
 from zdp_bench.training.interrupts import CONTINUING, Stopped, explain, stop_on_sigterm
 
 RESUMABLE = ("run", "search", "reproduce")  # verbs that continue when they are given again
@@ -56,6 +56,10 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
         if words is not None:  # the calling process continues
             gc.enable()
     code = _flush_output(code)
+    try:
+        sys.stderr.flush()  # what a warning could not write would change the exit code
+    except OSError:
+        discard(sys.stderr)
     if words is None:  # the process only has to end, which Ctrl-C must not interrupt
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "WORLD_SIZE" in os.environ:
@@ -70,24 +74,19 @@ def _flush_output(code: int) -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _discard(sys.stdout)
+        discard(sys.stdout)
     except OSError as error:
-        _discard(sys.stdout)
+        discard(sys.stdout)
         if not code:  # otherwise, an error has been printed already
-            _print_message(str(explain(error) or error))
+            print_message(str(explain(error) or error))
         return code or 2
     return code
-
-
-def _discard(stream: TextIO) -> None:
-    """Discard buffered output, which Python would otherwise try to write again when it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _run_command(words: list[str]) -> int:
     """Run a command and return its exit code. Print its error, if any."""
     if not _has_working_folder():
-        _print_message("the working folder no longer exists; change to another one.")
+        print_message("the working folder no longer exists; change to another one.")
         return 2
     options = parse_arguments(words)
     show_warnings()
@@ -96,29 +95,29 @@ def _run_command(words: list[str]) -> int:
     is_resumable = options.verb in RESUMABLE and not getattr(options, "plan", False)
     # Show at once that the command was understood: its libraries take seconds to load.
     if hasattr(options, "overrides") and sys.stderr.isatty():
-        _print_message(" ".join([options.verb, *options.overrides, "..."]))
+        print_message(" ".join([options.verb, *options.overrides, "..."]))
     try:
         with stop_on_sigterm():
             return COMMANDS[options.verb].run(options)
     except UserError as error:
-        _print_message(hide_environment(str(error), words))
+        print_message(hide_environment(str(error), words))
         return 2
     except Stopped as stop:
         advice = f"; {CONTINUING} from the last checkpoint"
         if stop.has_saved:
             advice = f"; everything is saved, and {CONTINUING} from here"
-        _print_message(f"{stop}{advice if is_resumable else ''}.")
+        print_message(f"{stop}{advice if is_resumable else ''}.")
         return stop.exit_code
     except KeyboardInterrupt:
         advice = f"; {CONTINUING} from the last checkpoint"
-        _print_message(f"interrupted{advice if is_resumable else ''}.")
+        print_message(f"interrupted{advice if is_resumable else ''}.")
         return 130
     except BrokenPipeError:
         raise
     except (ImportError, MemoryError, RuntimeError, OSError) as error:
         if (explained := explain(error)) is None:
             raise
-        _print_message(hide_environment(str(explained), words))
+        print_message(hide_environment(str(explained), words))
         return 2
 
 
@@ -128,10 +127,3 @@ def _has_working_folder() -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _print_message(sentence: str) -> None:
-    try:
-        print(f"zdp-bench: {sentence}", file=sys.stderr)
-    except BrokenPipeError:  # the exit code still says it
-        _discard(sys.stderr)

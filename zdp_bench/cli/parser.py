@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from zdp_bench import __version__
 from zdp_bench.cli.commands import COMMANDS, GROUPS, ORDER
-from zdp_bench.errors import unknown
+from zdp_bench.errors import print_message, unknown
 
 DESCRIPTION = """\
 Differentially private deep learning on medical and complex-valued data, with
@@ -31,7 +30,7 @@ class Parser(argparse.ArgumentParser):
         sentence = message.removeprefix("argument ")
         if not sentence.endswith("."):  # one of argparse's own
             sentence = f"{sentence}; see `{self.prog} --help`."
-        print(f"zdp-bench: {sentence}", file=sys.stderr)
+        print_message(sentence)
         raise SystemExit(2)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

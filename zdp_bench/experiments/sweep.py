@@ -13,7 +13,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -207,7 +207,8 @@ class SweepJob:
                 return sentence
             if not self.sweep:
                 raise
-            traceback.print_exc()
+            with suppress(OSError):  # the output of a sweep may be lost, but not its jobs
+                traceback.print_exc()
             summary = (str(error).strip() or "no message").splitlines()[0][:200]
             return UserError(f"{type(error).__name__}: {summary} (a bug; its traceback is above)")
 

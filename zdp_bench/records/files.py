@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from zdp_bench.disk import find_target, hold_lock, list_partial, write_bytes, write_changed
-from zdp_bench.errors import UserError, printable
+from zdp_bench.errors import UserError, print_message, printable
 from zdp_bench.foreign_files import expect, is_file, read_bytes, reading
 from zdp_bench.records.index import read_all
 from zdp_bench.records.json_numbers import format_json
@@ -259,7 +258,7 @@ def renew_csv(results: Path, record: Record | None = None) -> None:
     except PermissionError:
         return  # another user's folder, to which this process has added no run
     except (OSError, UserError) as error:
-        print(f"zdp-bench: records.csv is not written: {error}", file=sys.stderr)
+        print_message(f"records.csv is not written: {error}")
 
 
 def _row_of(record: Record) -> list[Any]:

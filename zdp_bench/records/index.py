@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from zdp_bench.disk import write_bytes
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, print_message
 from zdp_bench.foreign_files import read_bytes
 from zdp_bench.records import record as record_module
 from zdp_bench.records.record import Document, Record, read_document, without_large
@@ -162,4 +161,4 @@ def _version() -> str:
 @cache
 def warn_left_out(reason: str) -> None:
     """Print why a file is left out, once per process."""
-    print(f"zdp-bench: left out: {reason}", file=sys.stderr)
+    print_message(f"left out: {reason}")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from zdp_bench.errors import printable
+from zdp_bench.errors import discard, printable
 
 
 class PlainText(Console):
@@ -31,7 +31,7 @@ class PlainText(Console):
     def on_broken_pipe(self) -> None:
         """Stop printing, so that a run continues if the reader of its output has ended."""
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
 
 
 def console() -> Console:

@@ -260,10 +260,12 @@ def explain(error: BaseException) -> UserError | None:
             f"{error.filename}: {error.strerror}. Fix this, or choose another folder "
             "(paths.results, paths.data, --results); everything saved is intact."
         )
-    if isinstance(error, OSError) and error.errno in UNWRITABLE:  # a stream, which has no name
+    # The output of the command, or a file that a library writes: neither has a name.
+    if isinstance(error, OSError) and error.errno in UNWRITABLE:
         return UserError(
-            f"the output cannot be written: {error.strerror}. Everything saved is intact; redirect "
-            "the output to another file."
+            f"the output or a file in the results folder cannot be written: {error.strerror}. "
+            "Everything saved is intact; redirect the output, or choose another folder "
+            "(paths.results)."
         )
     return explain_missing(error) if isinstance(error, ImportError) else None
 

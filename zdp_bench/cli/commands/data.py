@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zdp_bench.cli.arguments import add_data_root, add_format, data_root, print_sheet
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, print_message
 
 if TYPE_CHECKING:
     from zdp_bench.data import Splits
@@ -156,11 +155,10 @@ def _print_counts(name: str, splits: Splits) -> int:
         print(f"{name}: {count.examples:,} {count.part} examples, {count.not_finite:,} not finite")
         if count.not_finite:
             code = 2
-            print(
-                f"zdp-bench: {name}: {count.not_finite:,} of {count.examples:,} {count.part} "
+            print_message(
+                f"{name}: {count.not_finite:,} of {count.examples:,} {count.part} "
                 f"examples are not finite, the first of which is number {count.first} (from 0). A "
-                "run would spend ε on them without a warning: correct them, or leave them out.",
-                file=sys.stderr,
+                "run would spend ε on them without a warning: correct them, or leave them out."
             )
     return code
 
@@ -180,7 +178,7 @@ def _print_problems(name: str, checked: Iterable[tuple[Path, str]]) -> int:
         num_files += 1
         if problem:
             num_refused += 1
-            print(f"zdp-bench: {problem}", file=sys.stderr)
+            print_message(problem)
     if num_files:
         print(f"{name}: {num_files:,} files checked, {num_refused:,} refused")
     return 2 if num_refused else 0

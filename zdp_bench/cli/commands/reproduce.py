@@ -8,10 +8,9 @@ command continues.
 from __future__ import annotations
 
 import argparse
-import sys
 
 from zdp_bench.cli.arguments import RESULTS, add_overrides, print_sheet
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, print_message
 
 GROUP = "reproduce"
 HELP = "run what is missing from a table, or all, and write it"
@@ -85,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     elif not is_smoke:
         write_tables(results)
     for why, count in plan.left_out.most_common():
-        print(f"zdp-bench: {count} rows left out: {why}", file=sys.stderr)
+        print_message(f"{count} rows left out: {why}")
     for job, reason in failed:
-        print(f"zdp-bench: {job}: {reason}", file=sys.stderr)
+        print_message(f"{job}: {reason}")
     return 2 if failed else 0

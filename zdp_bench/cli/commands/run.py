@@ -7,7 +7,7 @@ import os
 import sys
 
 from zdp_bench.cli.arguments import add_overrides, hide_environment
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, print_message
 
 GROUP = "run"
 HELP = "train a recipe and write its record"
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"sweep: {len(jobs)} jobs, {len(failed)} failed")
     for job in failed:
         sentence = hide_environment(f"{' '.join(job.words)}: {job.result}", options.overrides)
-        print(f"zdp-bench: {sentence}", file=sys.stderr)
+        print_message(sentence)
     return 2 if failed else 0
 
 
