@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
@@ -207,6 +209,72 @@ def test_batches_that_all_hold_some_of_a_patient_hide_nothing_in_any_path(
         patient_epsilon(Mechanism.of_z(z, uniform(batch)), count, 10, DELTA) for z in (9.1, 9.0)
     )
     assert least < compose_epsilon(runs, DELTA) < most * 1.001
+
+
+def at_a_node(samplings: Sequence[Sampling], z: float, steps: int, count: int) -> SpentSteps:
+    """The steps of a federation, at one of whose nodes the examples are."""
+    first, *others = samplings
+    return SpentSteps(z, first, steps, count, tuple(others))
+
+
+def largest_of_nodes(spent: SpentSteps) -> float:
+    epsilons = []
+    for sampling in spent.samplings:
+        release, count = Mechanism.of_z(spent.z, sampling), sampling.cap_examples(spent.examples)
+        epsilons.append(patient_epsilon(release, count, spent.steps, DELTA))
+    return max(epsilons)
+
+
+@pytest.mark.parametrize("sizes", [(5, 1000), (1000, 5), (20, 400, 20)])
+def test_of_nodes_with_the_same_rate_the_one_that_holds_most_of_a_patient_counts(
+    sizes: tuple[int, ...],
+) -> None:
+    """Of a node with 5 examples, a patient has 5 at most; the ε was 6 instead of 143."""
+    spent = at_a_node([poisson(0.1, size) for size in sizes], 4.0, 100, 50)
+    assert compose_epsilon([spent], DELTA) == largest_of_nodes(spent) > 100
+
+
+@pytest.mark.parametrize("scheme", ["poisson", "uniform"])
+def test_of_any_nodes_the_bound_is_at_least_that_of_each(scheme: str) -> None:
+    """In random settings, alone and beside other steps of the same examples."""
+    rng = np.random.default_rng(3)
+    for _ in range(25):
+        count, steps = int(rng.integers(1, 30)), int(10 ** rng.uniform(0, 2))
+        samplings = []
+        for size in rng.integers(4, 500, size=3):
+            records, batch = int(size), int(rng.integers(1, max(2, size // 4)))
+            by_rate = poisson(float(rng.uniform(0.01, 0.3)), records)
+            samplings.append(by_rate if scheme == "poisson" else uniform(batch, records))
+        spent = at_a_node(samplings, float(rng.uniform(3, 20)), steps, count)
+        largest = largest_of_nodes(spent)
+        assert largest * (1 - 1e-6) <= compose_epsilon([spent], DELTA) < 1.5 * largest
+    beside = SpentSteps(9.0, samplings[0], 3, count)
+    for sampling in samplings:
+        elsewhere = compose_epsilon(
+            [replace(spent, sampling=sampling, elsewhere=()), beside], DELTA
+        )
+        assert elsewhere <= compose_epsilon([spent, beside], DELTA) * (1 + 1e-6)
+
+
+def test_nodes_whose_every_batch_holds_some_of_a_patient_hide_nothing() -> None:
+    spent = at_a_node([uniform(7, 21), uniform(40, 52)], 9.0, 5, 24)
+    assert compose_epsilon([spent], DELTA) == pld(9.0 / 24, 1.0, 5, DELTA)
+    some = at_a_node([uniform(7, 21), uniform(2, 52)], 9.0, 5, 24)
+    assert largest_of_nodes(some) <= compose_epsilon([some], DELTA) < math.inf
+
+
+@pytest.mark.parametrize(
+    "other", [Sampling("shuffled", 0.05, 5, 100), replace(poisson(0.01), cycle=2)]
+)
+def test_a_node_without_guarantee_makes_the_whole_infinite(other: Sampling) -> None:
+    spent = at_a_node([poisson(0.05), other], 4.0, 10, 2)
+    assert compose_epsilon([spent], DELTA) == math.inf
+    assert compose_epsilon([replace(spent, elsewhere=())], DELTA) < math.inf
+
+
+def test_nodes_that_hide_different_neighbours_have_no_common_epsilon() -> None:
+    with pytest.raises(ValueError, match="different neighbours"):
+        compose_epsilon([at_a_node([poisson(0.05), uniform(5)], 4.0, 10, 2)], DELTA)
 
 
 def test_a_run_without_noise_or_guarantee_makes_the_whole_infinite() -> None:

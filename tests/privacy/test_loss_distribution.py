@@ -11,6 +11,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as peer
 from dp_accounting.pld.common import self_convolve
 from dp_accounting.pld.pld_pmf import DensePLDPmf
+from scipy.optimize import brentq
 from scipy.stats import binom, hypergeom, norm
 
 from zdp_bench.privacy import loss_distribution as module
@@ -21,7 +22,7 @@ from zdp_bench.privacy.accounting import (
     pld_uniform_at_least,
     rdp,
 )
-from zdp_bench.privacy.loss_distribution import Law, epsilon, one_example, several_examples
+from zdp_bench.privacy.loss_distribution import Law, Mixture, epsilon, one_example, several_examples
 
 EPSILONS = np.concatenate([np.linspace(-4, 4, 41), [-0.01, -1e-3, 1e-3, 0.01, 0.1234]])
 
@@ -409,6 +410,49 @@ def test_a_mixture_keeps_the_chance_of_one_however_small() -> None:
     cut = several_examples(np.array([0.0, -10.0, -100.0, -101.0]))
     assert cut.log_weights == (0.0, -10.0)
     assert cut.excess == pytest.approx(math.exp(-100) + math.exp(-101))
+
+
+def exact_delta(chances: np.ndarray, z: float, at: float) -> float:
+    """The δ of one Poisson step with these probabilities of j drawn, the worse direction's."""
+    j = np.arange(len(chances))
+
+    def loss(x: float) -> float:
+        return float(np.log(chances @ np.exp((j * x - j * j / 2) / z**2)))
+
+    deltas = []
+    for level in (at, -at):
+        least = math.log(chances[0]) if chances[0] > 0 else -math.inf
+        t = brentq(lambda x, level=level: loss(x) - level, -100, 100) if level > least else -100.0
+        deltas.append((float(chances @ norm.sf((t - j) / z)), float(norm.sf(t / z))))
+    (removed, without), (by_added, added) = deltas
+    below, below_with = 1 - added, 1 - by_added
+    return max(removed - math.exp(at) * without, below - math.exp(at) * below_with)
+
+
+@pytest.mark.parametrize("z", [1.0, 4.0])
+def test_a_step_that_draws_most_costs_at_least_what_each_does(z: float) -> None:
+    """In closed form, of one step of each law and both directions."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        laws = []
+        for _ in range(3):
+            chances = rng.dirichlet(np.full(rng.integers(2, 7), 0.5))
+            laws.append(np.maximum(chances, 1e-12) / np.maximum(chances, 1e-12).sum())
+        most = module.most_drawn([several_examples(np.log(chances)) for chances in laws])
+        weights = np.exp(most.log_weights)
+        assert weights.sum() == pytest.approx(1, rel=1e-12)
+        for chances in laws:
+            for start in range(len(chances)):
+                assert weights[start:].sum() >= chances[start:].sum() * (1 - 1e-12)
+            for at in (0.0, 0.3, 2.0):
+                assert exact_delta(chances, z, at) <= exact_delta(weights, z, at) + 1e-12
+
+
+def test_of_laws_that_draw_most_nothing_is_added_to_a_single() -> None:
+    rare = one_example(1e-20)
+    assert module.most_drawn([rare]).log_weights == pytest.approx(rare.log_weights, rel=1e-14)
+    cut = Mixture((math.log(0.5), math.log(0.5)), 0.25)
+    assert module.most_drawn([rare, cut]).excess == 0.25
 
 
 THREE_DRAWN = several_examples(binom.logpmf(np.arange(4), 3, 0.05))

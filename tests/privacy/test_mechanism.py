@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 from scipy.linalg import block_diag
 
 from zdp_bench.privacy import mechanism as module
@@ -277,3 +278,27 @@ def test_the_limits_of_counts_and_noise() -> None:
     """Configurations, ledgers and bundles of every version are held to them."""
     assert module.MAX_COUNT == 1_000_000_000
     assert (module.MIN_NOISE, module.MAX_NOISE) == (0.0001, 1_000_000.0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 40])
+def test_a_sampling_that_covers_another_draws_at_least_as_many(count: int) -> None:
+    """Against scipy's tails, of random samplings; of two of the same kind, not always either."""
+    rng = np.random.default_rng(count)
+    covered = 0
+    for _ in range(300):
+        tails, samplings = [], []
+        scheme = ("poisson", "uniform")[int(rng.integers(2))]
+        for _ in range(2):
+            records = int(rng.integers(4, 60))
+            batch, held = int(rng.integers(1, records)), min(count, records)
+            samplings.append(Sampling(scheme, batch / records, batch, records))
+            law = stats.binom(held, batch / records)
+            if scheme == "uniform":
+                law = stats.hypergeom(records, held, batch)
+            tails.append(law.sf(np.arange(count)))
+        first, other = samplings
+        if first.covers(other, count):
+            covered += 1
+            assert (tails[0] >= tails[1] - 1e-12).all()
+    assert covered > 20
+    assert not Sampling("full", 1.0, 9, 9).covers(UNIFORM, count)

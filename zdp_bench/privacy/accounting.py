@@ -29,6 +29,7 @@ from zdp_bench.privacy.loss_distribution import (
     attack_law,
     epsilon,
     epsilon_at_least,
+    most_drawn,
     one_example,
     poisson_laws,
     replaced_epsilon,
@@ -67,6 +68,7 @@ EVERY_STEP = Mixture((-math.inf, 0.0))  # exactly one shift in each step
 
 
 Epsilon = Callable[[float, float, int, float], float]  # of (z, sample rate, steps, δ)
+LawsOf = Callable[..., tuple[Law, ...]]  # `poisson_laws` or `uniform_laws`
 Bounds = tuple[float, float]  # a lower and an upper bound on the true ε
 
 
@@ -488,19 +490,24 @@ def patient_epsilon(
     known = _closed_form(z, sampling.sample_rate, steps, delta)
     if known is not None:
         return known
-    laws_of = poisson_laws if sampling.scheme == "poisson" else uniform_laws
-    return _composed_epsilon(laws_of, z, drawn, steps, delta)
+    return composed_epsilon(laws_of(sampling), z, drawn, steps, delta)
+
+
+def laws_of(sampling: Sampling) -> LawsOf:
+    """Return the function that computes the laws of a step."""
+    return poisson_laws if sampling.adjacency == "add_or_remove_one" else uniform_laws
 
 
 @lru_cache(maxsize=1024)
-def _composed_epsilon(
-    laws_of: Callable[[float, Mixture, int, float], tuple[Law, ...]],
+def composed_epsilon(
+    laws_of_step: LawsOf,
     z: float,
     drawn: Mixture,
     steps: int,
     delta: float,
 ) -> float:
-    return epsilon(laws_of(z, drawn, steps, delta), steps, delta)
+    """Return the tight ε of steps with the laws of `laws_of_step`."""
+    return epsilon(laws_of_step(z, drawn, steps, delta), steps, delta)
 
 
 def patient_interval(
@@ -532,18 +539,55 @@ def shifts_of_step(
         sampling: how a step draws its examples.
         count: number of a patient's examples.
     """
-    rate = sampling.sample_rate
-    if rate >= 1:
-        return z / count, EVERY_STEP
-    if count == 1:
-        return z, one_example(rate)
-    if sampling.scheme == "poisson":
-        return z, patients_draws(rate, count)
+    always = _always_drawn(sampling, count)
+    if always:
+        return z / always, EVERY_STEP
+    return z, _draws_of_step(sampling, count)
+
+
+def shifts_at_worst(
+    z: float,
+    samplings: Sequence[Sampling],
+    count: int,
+) -> tuple[float, Mixture]:
+    """Return `shifts_of_step` of a step whose ε is at least that of each of some samplings.
+
+    Args:
+        z, count: as for `shifts_of_step`. A training set may be too small for so many examples.
+        samplings: the samplings.
+    """
+    if len(samplings) == 1:
+        (sampling,) = samplings
+        return shifts_of_step(z, sampling, sampling.cap_examples(count))
+    always = [_always_drawn(each, each.cap_examples(count)) for each in samplings]
+    if all(always):
+        return z / max(always), EVERY_STEP
+    laws = []
+    for sampling, certain in zip(samplings, always, strict=True):
+        surely = Mixture((-math.inf,) * certain + (0.0,))
+        held = sampling.cap_examples(count)
+        laws.append(surely if certain else _draws_of_step(sampling, held))
+    return z, most_drawn(laws)
+
+
+def _always_drawn(sampling: Sampling, count: int) -> int:
+    """Return how many examples each step is taken to draw; 0 if sampling hides how many."""
+    if sampling.sample_rate >= 1:
+        return count
+    if sampling.scheme == "poisson" or count == 1:
+        return 0
     batch = sampling.batch_size
-    if count + batch > sampling.records:
-        # Every batch then holds some of the patient's examples, so sampling hides nothing.
-        return z / min(count, batch), EVERY_STEP
-    return z, patients_share(sampling, count)
+    # Every batch then holds some of the patient's examples, so sampling hides nothing.
+    return min(count, batch) if count + batch > sampling.records else 0
+
+
+def _draws_of_step(sampling: Sampling, count: int) -> Mixture:
+    """Return the distribution of the number of `count` examples that a step draws."""
+    if count == 1:
+        return one_example(sampling.sample_rate)
+    if sampling.scheme == "poisson":
+        return patients_draws(sampling.sample_rate, count)
+    return patients_share(sampling, count)
 
 
 def patients_draws(rate: float, count: int) -> Mixture:

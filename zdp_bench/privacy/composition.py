@@ -18,16 +18,14 @@ from zdp_bench.privacy.accounting import (
     EVERY_STEP,
     HOPELESS,
     SMALL_DELTA,
+    composed_epsilon,
+    laws_of,
     patient_epsilon,
+    pld,
     rdp_together,
-    shifts_of_step,
+    shifts_at_worst,
 )
-from zdp_bench.privacy.loss_distribution import (
-    epsilon_together,
-    poisson_laws,
-    shared_width,
-    uniform_laws,
-)
+from zdp_bench.privacy.loss_distribution import Mixture, epsilon_together, shared_width
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 
 ROUNDING = 1e-9  # relative; by rounding, z of one noise multiplier depends on the bound C
@@ -42,12 +40,20 @@ class SpentSteps:
         sampling: how a step draws its examples.
         steps: number of steps.
         examples: number of examples that come or go together: 1, or those of a patient.
+        elsewhere: the samplings of a federation's other nodes. The examples are all at one node,
+            which may be any.
     """
 
     z: float
     sampling: Sampling
     steps: int
     examples: int = 1
+    elsewhere: tuple[Sampling, ...] = ()
+
+    @property
+    def samplings(self) -> tuple[Sampling, ...]:
+        """The samplings of all nodes, or that of a central run."""
+        return self.sampling, *self.elsewhere
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,8 @@ class Spending:
     @property
     def is_private(self) -> bool:
         """True if the run's ε can be finite."""
-        return self.spent.z > 0 and self.spent.sampling.scheme != "shuffled"
+        schemes = {sampling.scheme for sampling in self.spent.samplings}
+        return self.spent.z > 0 and "shuffled" not in schemes
 
 
 def list_spent_steps(runs: Sequence[Spending], for_owner: bool) -> list[SpentSteps]:
@@ -198,16 +205,35 @@ class _Kind(NamedTuple):
     """A kind of steps, whose privacy losses all have the same distribution.
 
     Attributes:
+        samplings: how a step may draw its examples: several, if each has its own worst cases.
         examples: number of examples that come or go together.
     """
 
     z: float
-    sampling: Sampling
+    samplings: tuple[Sampling, ...]
     examples: int
 
-    def order(self) -> tuple[float, float, int, int]:
+    def order(self) -> tuple[float, list[tuple[float, int]], int]:
         """Return the sort key of kinds. A fixed order gives equal spendings the same ε."""
-        return self.z, self.sampling.sample_rate, self.sampling.records, self.examples
+        return self.z, [_order_of(sampling) for sampling in self.samplings], self.examples
+
+    def shifts(self) -> tuple[float, Mixture]:
+        """Return the noise in units of a shift, and an upper bound on the shifts of a step."""
+        return shifts_at_worst(*self)
+
+    def epsilon(self, steps: int, delta: float) -> float:
+        """Return the tight ε of so many steps."""
+        first, *others = self.samplings
+        if not others:
+            return patient_epsilon(Mechanism.of_z(self.z, first), self.examples, steps, delta)
+        noise, drawn = self.shifts()
+        if drawn == EVERY_STEP:
+            return pld(noise, 1.0, steps, delta)
+        return composed_epsilon(laws_of(first), noise, drawn, steps, delta)
+
+
+def _order_of(sampling: Sampling) -> tuple[float, int]:
+    return sampling.sample_rate, sampling.records
 
 
 def compose_epsilon(spendings: Iterable[SpentSteps], delta: float) -> float:
@@ -227,25 +253,28 @@ def compose_epsilon(spendings: Iterable[SpentSteps], delta: float) -> float:
         return 0.0
     steps = _steps_of_kinds(taken)
     kinds = sorted(steps, key=_Kind.order)
-    if any(kind.z < HOPELESS or kind.sampling.scheme == "shuffled" for kind in kinds):
+    samplings = [sampling for spent in taken for sampling in spent.samplings]
+    schemes = {sampling.scheme for sampling in samplings}
+    if "shuffled" in schemes or any(kind.z < HOPELESS for kind in kinds):
         return math.inf
     # No distribution is known for several examples in different subsets.
-    if any(spent.sampling.cycle > 1 and spent.examples > 1 for spent in taken):
+    several = [spent for spent in taken if spent.examples > 1]
+    if any(sampling.cycle > 1 for spent in several for sampling in spent.samplings):
         return math.inf
-    adjacencies = {kind.sampling.adjacency for kind in kinds}
-    if len(adjacencies) > 1:
+    if len({sampling.adjacency for sampling in samplings}) > 1:
         raise ValueError(
             "runs with Poisson and with fixed-size batches protect different neighbours"
         )
     if len(kinds) == 1:
         (kind,) = kinds
-        mechanism = Mechanism.of_z(kind.z, kind.sampling)
-        return patient_epsilon(mechanism, kind.examples, steps[kind], delta)
-    shifts = [(*shifts_of_step(*kind), steps[kind]) for kind in kinds]
+        return kind.epsilon(steps[kind], delta)
+    shifts = [(*kind.shifts(), steps[kind]) for kind in kinds]
     width = shared_width(shifts, delta)
-    laws_of = uniform_laws if adjacencies == {"replace_one"} else poisson_laws
+    laws_of_step = laws_of(samplings[0])
     num_steps = sum(steps.values())
-    parts = [(laws_of(z, drawn, num_steps, delta, width), number) for z, drawn, number in shifts]
+    parts = [
+        (laws_of_step(z, drawn, num_steps, delta, width), number) for z, drawn, number in shifts
+    ]
     bounds = [epsilon_together(parts, delta), _sum_epsilons(steps, delta)]
     if delta < SMALL_DELTA:  # as in `tight_epsilon`
         bounds.append(_rdp_epsilon(steps, delta))
@@ -255,23 +284,19 @@ def compose_epsilon(spendings: Iterable[SpentSteps], delta: float) -> float:
 def _sum_epsilons(steps: Mapping[_Kind, int], delta: float) -> float:
     """Return the sum of the ε of each kind's steps, which have an equal share of δ each."""
     share = delta / len(steps)
-    epsilons = []
-    for kind, number in steps.items():
-        mechanism = Mechanism.of_z(kind.z, kind.sampling)
-        epsilons.append(patient_epsilon(mechanism, kind.examples, number, share))
-    return sum(epsilons)
+    return sum(kind.epsilon(number, share) for kind, number in steps.items())
 
 
 def _rdp_epsilon(steps: Mapping[_Kind, int], delta: float) -> float:
     """Return the Rényi-DP ε of all steps; ∞ if one may draw several of the examples."""
     parts = []
     for kind, number in steps.items():
-        z, drawn = shifts_of_step(*kind)
+        z, drawn = kind.shifts()
         if kind.examples > 1 and drawn != EVERY_STEP:
             return math.inf
-        rate = 1.0 if drawn == EVERY_STEP else kind.sampling.sample_rate
+        rate = 1.0 if drawn == EVERY_STEP else kind.samplings[0].sample_rate
         parts.append((z, rate, number))
-    is_uniform = any(kind.sampling.scheme == "uniform" for kind in steps)
+    is_uniform = any(kind.samplings[0].scheme == "uniform" for kind in steps)
     return rdp_together(parts, "uniform" if is_uniform else "poisson", delta)
 
 
@@ -280,10 +305,23 @@ def _steps_of_kinds(taken: Sequence[SpentSteps]) -> dict[_Kind, int]:
     least = _merge_rounding(spent.z for spent in taken)
     steps: dict[_Kind, int] = defaultdict(int)
     for spent in taken:
-        examples = spent.sampling.cap_examples(spent.examples)
-        kind = _Kind(least[spent.z], spent.sampling.of_one, examples)
-        steps[kind] += spent.sampling.steps_of_one(spent.steps)
+        samplings = _list_worst(spent)
+        examples = max(sampling.cap_examples(spent.examples) for sampling in samplings)
+        kind = _Kind(least[spent.z], samplings, examples)
+        steps[kind] += max(each.steps_of_one(spent.steps) for each in spent.samplings)
     return steps
+
+
+def _list_worst(spent: SpentSteps) -> tuple[Sampling, ...]:
+    """Return the samplings that no other node's sampling covers; one, unless each may be worst."""
+    worst: list[Sampling] = []
+    for each in sorted(spent.samplings, key=_order_of, reverse=True):
+        sampling = each.of_one
+        if any(other.covers(sampling, spent.examples) for other in worst):
+            continue
+        worst = [other for other in worst if not sampling.covers(other, spent.examples)]
+        worst.append(sampling)
+    return tuple(worst)
 
 
 def _merge_rounding(values: Iterable[float]) -> dict[float, float]:

@@ -84,6 +84,31 @@ def several_examples(log_weights: np.ndarray) -> Mixture:
     return Mixture(weights, float(at_least[kept:].max(initial=0.0)))
 
 
+def most_drawn(laws: Sequence[Mixture]) -> Mixture:
+    """Return a law of a step whose ε, after any steps, is at least that of each of some laws.
+
+    It draws j or more examples with the largest probability with which any of the laws does.
+
+    Proof that a step costs at least as much if it draws more in this (the stochastic) order, for
+    each α. Poisson: U/V grows with x, so U and V are told apart best by some threshold t, and
+    U(x > t) = Σⱼ wⱼ P(N(j, z²) > t) is the mean of an increasing function of j. Uniform: the
+    profile is the mean over j of H_α'(N(j, z²), N(0, z²)), which increases with j and is 0 for j =
+    0; and α' falls as w₀ does.
+    """
+    num_weights = max(len(law.log_weights) for law in laws)
+    log_at_least = np.full((len(laws), num_weights), -math.inf)
+    for number, law in enumerate(laws):
+        from_largest = np.logaddexp.accumulate(law.log_weights[::-1])
+        log_at_least[number, : len(law.log_weights)] = from_largest[::-1]
+    at_least = np.exp(log_at_least.max(axis=0))[1:]  # P(j or more), of j from 1
+    weights = at_least - np.append(at_least[1:], 0.0)
+    with np.errstate(divide="ignore"):
+        log_missed = np.log1p(-min(1.0, at_least[0]))
+        log_drawn = np.log(np.maximum(weights, 0.0))
+    excess = max(law.excess for law in laws)
+    return Mixture((float(log_missed), *map(float, log_drawn)), excess)
+
+
 @dataclass(frozen=True)
 class Law:
     """Privacy losses on a grid: `mass[i]` at loss (first + i)·width, `infinite` at ∞."""

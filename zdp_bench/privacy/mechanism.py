@@ -170,6 +170,21 @@ class Sampling:
         """Return how many of `count` examples the training set can hold; all, if it is private."""
         return min(count, self.records) if self.records else count
 
+    def covers(self, other: Sampling, count: int) -> bool:
+        """Return True if a step draws at least as many of `count` examples as one of `other` does.
+
+        That is so in the stochastic order: whatever j is, j or more are drawn at least as probably.
+        A binomial number grows with the rate and with the examples; a hypergeometric one grows with
+        the batch and with the examples, and falls with the records.
+        """
+        if self.adjacency != other.adjacency:
+            return False
+        if self.cap_examples(count) < other.cap_examples(count):
+            return False
+        if self.adjacency == "replace_one" and count > 1:
+            return self.batch_size >= other.batch_size and self.records <= other.records
+        return self.sample_rate >= other.sample_rate
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values for ledger and record."""
         plain = dict(vars(self))

@@ -358,13 +358,15 @@ def spending_of(
 def _worst(released: Released) -> SpentSteps:
     """Return a run's steps or, for a federation, an upper bound for every node.
 
-    A patient is at one node, which may differ between runs. So the least noise, the highest rate
-    and the most steps of any node are combined, each of which only raises ε.
+    A patient is at one node, which may differ between runs. So the least noise and the most steps
+    of any node are combined, each of which only raises ε. Of samplings, none is always the worst: a
+    node with fewer examples may draw each more often, and hold fewer of a patient's.
     """
     nodes = released.releases  # one entry, unless the run is a federation
-    samplings = [node.sampling for node in nodes]
-    # Among equal rates, take the fewest records.
-    sampling = max(samplings, key=lambda sampling: (sampling.sample_rate, -sampling.records))
+    samplings = {node.sampling for node in nodes}
+    by_rate = sorted(samplings, key=lambda sampling: (-sampling.sample_rate, sampling.records))
+    sampling, *elsewhere = by_rate
     min_z = min(node.z for node in nodes)
     max_steps = max(node.steps for node in nodes)
-    return SpentSteps(min_z, sampling, max(max_steps, released.steps))
+    steps = max(max_steps, released.steps)
+    return SpentSteps(min_z, sampling, steps, elsewhere=tuple(elsewhere))

@@ -165,7 +165,7 @@ def _steps_of_one(spent: SpentSteps) -> SpentSteps:
 def _spends_the_same(spent: SpentSteps, planned: SpentSteps) -> bool:
     """Return True if a run has spent what a planned trial will, up to rounding of z."""
     run = _steps_of_one(spent)
-    has_same_steps = run.sampling == planned.sampling and run.steps == planned.steps
+    has_same_steps = replace(run, z=planned.z) == planned
     return has_same_steps and math.isclose(run.z, planned.z, rel_tol=ROUNDING)
 
 
