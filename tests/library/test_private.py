@@ -137,6 +137,68 @@ def test_a_resumed_training_goes_on_from_the_saved_state(make: Make) -> None:
         resumed.resume()
 
 
+class Warmup:
+    """A schedule that does not inherit from torch's, as those of timm."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+
+    def step(self) -> None:
+        self.updates += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.updates = state["updates"]
+
+
+def test_a_list_of_schedulers_is_saved_and_resumed(make: Make) -> None:
+    def parts() -> tuple[nn.Module, list[torch.optim.Optimizer], list[Any]]:
+        model: Any = network()
+        first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+        second = torch.optim.SGD(model[2].parameters(), lr=0.1)
+        falling = torch.optim.lr_scheduler.StepLR(first, 1, 0.5)
+        patient = torch.optim.lr_scheduler.ReduceLROnPlateau(second)
+        return model, [first, second], [falling, patient, Warmup()]
+
+    model, optimizers, schedules = parts()
+    private = make(model, optimizer=optimizers)
+    train(private, most=1)
+    for schedule in (schedules[0], schedules[2]):
+        schedule.step()
+    private.save(schedules)
+    other, optimizers, schedules = parts()
+    resumed = make(other, optimizer=optimizers)
+    with pytest.raises(UserError, match="the class of the schedule differs"):
+        resumed.resume(schedules[:2])
+    assert resumed.resume(tuple(schedules))
+    assert [schedules[0].last_epoch, schedules[2].updates] == [1, 1]
+    assert optimizers[0].param_groups[0]["lr"] == 0.05
+
+
+@pytest.mark.parametrize(
+    ("value", "given"),
+    [
+        ("checkpoint.pt", "a value of type str"),
+        (Path("checkpoint.pt"), "a value of type PosixPath"),
+        ({"epoch": 3}, "a value of type dict"),
+        (["checkpoint.pt"], "a value of type str"),
+        (nn.Linear(2, 2), "a value of type Linear"),
+        (torch.optim.lr_scheduler.StepLR, "the class StepLR"),
+    ],
+)
+def test_what_is_no_scheduler_is_refused_before_the_first_step(
+    make: Make, value: Any, given: str
+) -> None:
+    private = make()
+    for method in (private.resume, private.save):
+        with pytest.raises(UserError, match=f"{given} was given, but a learning rate scheduler"):
+            method(value)
+    assert not private.checkpoint.exists()
+    private.close()
+
+
 # Python itself ignores a Ctrl-C that comes while it collects the generator of batches.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("times", [1, 2])

@@ -6,7 +6,7 @@ import logging
 import math
 import secrets
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,6 @@ from weakref import WeakSet, finalize
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, first_line, for_python, printable
@@ -37,6 +36,7 @@ from zdp_bench.library.optimizers import (
     require_held,
     watch_steps,
 )
+from zdp_bench.library.schedules import Scheduler, Schedules, read_schedules
 from zdp_bench.library.starts import Earlier, Trainings
 from zdp_bench.library.units import PRIVATE_OWNERS, Units
 from zdp_bench.privacy.accounting import affordable_steps, example_epsilon, tight_epsilon
@@ -643,12 +643,16 @@ class Private:
         """The file that `save` writes, beside the ledger."""
         return self.journal.path.with_suffix(".pt")
 
-    def save(self, scheduler: LRScheduler | None = None) -> None:
+    def save(self, scheduler: Scheduler | Sequence[Scheduler] | None = None) -> None:
         """Save weights, optimizer and scheduler beside the ledger, atomically.
 
         Args:
-            scheduler: Learning rate scheduler of your loop. Default: none.
+            scheduler: Learning rate scheduler of your loop, or a list of them. Default: none.
+
+        Raises:
+            UserError: `scheduler` is something else, or the weights cannot be saved.
         """
+        schedules = read_schedules("private.save", scheduler)
         self._check_weights()
         if not self.ranks.is_first:  # all ranks have the same weights
             return
@@ -660,9 +664,9 @@ class Private:
             optimizer=self.optimizer.state_dict(),
             ledger=self.ledger.position,
             epochs=[],
-            scheduler=scheduler.state_dict() if scheduler else {},
+            scheduler=schedules.state_dict(),
             carried=dict(self.algorithm.carried),
-            built=self._describe_built(scheduler)
+            built=self._describe_built(schedules)
             | {
                 EARLIER: [training.as_dict() for training in self._earlier],
                 ID: self._id,
@@ -674,13 +678,8 @@ class Private:
             trained = self._checked_parameters
             starts.save(self.journal.path, self.model, trained, self._as_earlier(), self._earlier)
 
-    def _describe_built(self, scheduler: LRScheduler | None) -> dict[str, Any]:
+    def _describe_built(self, schedules: Schedules) -> dict[str, Any]:
         """Return what must be the same when resuming, but is not compared by torch."""
-
-        def kinds(schedule: Any) -> list[Any]:
-            inner = getattr(schedule, "_schedulers", ())  # of SequentialLR and ChainedScheduler
-            return [type(schedule).__name__, *map(kinds, inner)]
-
         optimizer = self.optimizer
         names = {id(p): name for name, p in self.model.named_parameters()}
         return {
@@ -688,37 +687,39 @@ class Private:
             "order of the optimizer's parameters": [
                 [names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups
             ],
-            "class of the schedule": kinds(scheduler),
+            "class of the schedule": schedules.kinds(),
         }
 
-    def resume(self, scheduler: LRScheduler | None = None) -> bool:
+    def resume(self, scheduler: Scheduler | Sequence[Scheduler] | None = None) -> bool:
         """Continue from the state that an earlier process saved.
 
         Steps that a killed process took after saving are taken again. They are new releases and
         count again, because nothing guarantees that your code repeats them bit for bit.
 
         Args:
-            scheduler: Learning rate scheduler whose state is also loaded. Default: none.
+            scheduler: Learning rate scheduler, or a list of them, whose state is also loaded.
+                Default: none.
 
         Returns:
             False if there is no saved state, else True.
 
         Raises:
-            UserError: This process has already taken steps, or the saved state does not fit model,
-                optimizer or scheduler.
+            UserError: This process has already taken steps, `scheduler` is something else, or the
+                saved state does not fit model, optimizer or scheduler.
         """
+        schedules = read_schedules("private.resume", scheduler)
         if self.done:
             raise UserError("call private.resume() before the first step.")
         saved = self.journal.saved
         if saved is None:
             return False
-        built = self._describe_built(scheduler)
+        built = self._describe_built(schedules)
         try:
             earlier = map(Earlier.from_dict, saved.built.get(EARLIER, ()))
             for what, description in built.items():
                 if saved.built[what] != description:
                     raise checkpoint.Misfit(f"the {what} differs")
-            saved.restore(self.model, self.optimizer, scheduler, self.algorithm.carried)
+            saved.restore(self.model, self.optimizer, schedules, self.algorithm.carried)
             self._earlier = frozenset(earlier)
             self._id = str(saved.built.get(ID, ""))  # until this process takes a step
             self._has_counted = bool(saved.built.get(COUNTED, False))

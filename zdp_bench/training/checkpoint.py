@@ -7,11 +7,10 @@ import io
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from zdp_bench import disk
 from zdp_bench.errors import UserError, first_line, is_out_of_memory
@@ -29,6 +28,14 @@ _SHAPE: Shape = {
     **dict.fromkeys(("model", "optimizer", "scheduler", "nodes", "last", "built"), dict),
     "carried": {str: int | float},
 }
+
+
+class HasState(Protocol):
+    """A part whose state can be saved and loaded, such as a learning rate schedule."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,7 @@ class Checkpoint:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        scheduler: LRScheduler | None,
+        scheduler: HasState | None,
         carried: dict[str, float],
         average: nn.Module | None = None,
     ) -> None:
