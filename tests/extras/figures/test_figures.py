@@ -22,7 +22,7 @@ from tests.test_records import record, save
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.extras.figures import drawing, figures
-from zdp_bench.extras.figures.reconstructions import choose_runs, read_example
+from zdp_bench.extras.figures.reconstructions import ROWS, TABLE, choose_runs, read_example
 from zdp_bench.report import papers
 
 TABLES = Path(__file__).resolve().parents[3] / "results" / "tables"
@@ -125,8 +125,9 @@ def test_a_long_name_of_a_row_stands_on_two_lines(tmp_path: Path) -> None:
 
 def test_reconstructions_are_of_one_data_set_network_by_network(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    pairs = [f"mri_recon_{of}{end}" for of in ("small", "tuned") for end in ("_nonprivate", "")]
-    for recipe in (*pairs, "mri_recon_public_nonprivate"):  # the last is on other data
+    pairs = [f"mri_recon_{of}{end}" for of in ("public", "tuned") for end in ("_nonprivate", "")]
+    others = ("mri_recon_small_nonprivate", "mri_recon_small")  # the same settings, but other data
+    for recipe in (*pairs, *others):
         (tmp_path / "runs" / recipe).symlink_to(TABLES.parent / "runs" / recipe)
     runs = choose_runs(records.read_all(tmp_path), tmp_path)
     assert [run.recipe for run in runs] == pairs
@@ -134,13 +135,36 @@ def test_reconstructions_are_of_one_data_set_network_by_network(tmp_path: Path) 
     assert choose_runs([*own, *runs], tmp_path) == runs, "a plug-in's own data come last"
     titles = [axes.get_title("center") for axes in figures.draw("reconstructions", tmp_path).axes]
     assert titles[:2] == ["reference", "zero-filled\nSSIM 0.601"]
-    assert titles[3] == "unet\nprivate\nbatch 1\ntight ε 0.485\nSSIM 0.599"
+    assert titles[5] == "harmonic\nprivate\nbatch 414\ntight ε 0.485\nSSIM 0.624"
+
+
+def test_reconstructions_of_changed_data_are_not_compared(tmp_path: Path) -> None:
+    """Runs were compared if their settings were equal, whatever data they had read."""
+    images = dict.fromkeys(("reference", "zero_filled", "reconstruction"), np.ones((4, 5)))
+    examples = []
+    for seed, (row, digest) in enumerate(zip(ROWS * 2, ("old", "old", "new", "new"), strict=True)):
+        claims = {"table": TABLE, "row": row, "variant": None}
+        run = make(row, seed, 0.5, 1.0) | {"claims": claims}
+        run["data"]["digest"] = digest
+        run["measured"] = {"started_utc": f"2026-01-0{seed + 1}T00:00:00+00:00"}
+        save(tmp_path, run)
+        examples.append(records.folder(tmp_path, row, run["run"]) / "example.npz")
+        np.savez(examples[-1], **images)  # type: ignore[arg-type]
+    chosen = choose_runs(records.read_all(tmp_path), tmp_path)
+    assert [(run.claims.row, run.data.digest) for run in chosen] == [(row, "new") for row in ROWS]
+    titles = [axes.get_title("center") for axes in figures.draw("reconstructions", tmp_path).axes]
+    assert titles[2].startswith("network\nnon-private"), "whatever a record lacks"
+    for changed in (np.full((4, 5), 3.0), np.ones((5, 5))):
+        np.savez(examples[-1], **dict.fromkeys(images, changed))  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=r"example\.npz: its reference is another image than"):
+            figures.draw("reconstructions", tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"x" * 99])
 def test_a_damaged_slice_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "example.npz"
     images = {name: np.zeros((4, 5)) for name in ("reference", "zero_filled", "reconstruction")}
+    images["reference"][1, 2] = 1
     np.savez(path, **images)  # type: ignore[arg-type]
     assert read_example(path).keys() == images.keys()
     np.savez(path, **images | {"reference": np.zeros(3)})  # type: ignore[arg-type]
@@ -150,6 +174,16 @@ def test_a_damaged_slice_is_one_sentence(tmp_path: Path, content: bytes) -> None
         np.savez(path, **dict.fromkeys(images, image))  # type: ignore[arg-type]
         with pytest.raises(UserError, match=r"example\.npz: has images without numbers"):
             read_example(path)
+    for wrong, says in (
+        ({"reference": np.zeros((4, 5))}, "has a reference without a positive value"),
+        ({"zero_filled": np.full((4, 5), math.nan)}, "has images with NaN or ∞"),
+    ):
+        np.savez(path, **images | wrong)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=rf"example\.npz: {says}"):
+            read_example(path)
+    np.savez_compressed(path, **images | {"zero_filled": np.zeros((1 << 12, 1 << 12))})
+    with pytest.raises(UserError, match=r"example\.npz: unpacks to more than"):
+        read_example(path)
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"example\.npz: cannot be read"):
         read_example(path)

@@ -167,7 +167,7 @@ def _label_curves(points: pd.DataFrame) -> pd.Series:
     for column in ("variant", "on"):
         name = ("; " + points[column]).where(kinds[column] > 1, "")
         differs = differs + name.where(points[column] != "", "")
-    differs = differs.map(lambda words: f" ({words})" if words else "")
+    differs = differs.str.removeprefix("; ").map(lambda words: f" ({words})" if words else "")
     unbounded = is_unbounded.map({True: ", tight ε = ∞", False: ""})
     return points["label"] + differs + unbounded
 
