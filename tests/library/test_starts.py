@@ -221,6 +221,27 @@ def test_a_ledger_that_was_deleted_and_begun_anew_does_not_hide_its_training(
             assert start["epsilon_tight"] >= epsilon_of(1.2, steps) * (1 - 2e-3)
 
 
+@pytest.mark.parametrize("is_moved", [True, False], ids=["moved", "deleted"])
+def test_a_ledger_that_was_begun_anew_counts_the_earlier_training_however_many_steps_it_has(
+    tmp_path: Path, is_moved: bool
+) -> None:
+    """`epsilon_with` left the first one out once the second had as many steps."""
+    ledger = tmp_path / "first.jsonl"
+    with begin(model := network(), ledger) as first:
+        train(first, most=3)
+    if is_moved:
+        ledger.rename(tmp_path / "moved.jsonl")
+    else:
+        ledger.unlink()
+    with begin(model, ledger) as second:
+        train(second, most=4)
+        assert second.epsilon_with() == second.report()["start"]["epsilon_tight"]
+        assert second.epsilon_with() >= epsilon_of(1.2, 7) * (1 - 2e-3)
+        with begin(network(), tmp_path / "third.jsonl") as third:
+            train(third, most=2)
+            assert third.epsilon_with(second) >= epsilon_of(1.2, 9) * (1 - 2e-3)
+
+
 def test_a_finished_training_that_is_resumed_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

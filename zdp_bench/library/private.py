@@ -150,6 +150,7 @@ class Private:
         finalize(self, _release, self.journal.resources)  # users of notebooks rarely call close()
         self._pending: Batch | None = None  # the batch that `batches` yielded and `step` must take
         self._num_steps_here = 0  # taken in this process
+        self._num_steps_before = self.ledger.releases  # taken by earlier processes
         self._is_closed = False
         self._num_untaken = 0 if self.terms.count_earlier else self.ledger.releases
         # Whether the model may have taken more steps than `done`
@@ -427,9 +428,13 @@ class Private:
             if training._num_steps_here and training._has_own_weights():
                 training._note_weights()
         trainings = starts.find(self.model, self.journal.path.parent)
-        others = starts.exclude(trainings, self._as_earlier())
+        others = self._exclude_own(trainings)
         self._earlier = starts.merge([*self._earlier, *others])
         self._warn_of_parts()
+
+    def _exclude_own(self, trainings: Trainings) -> Trainings:
+        """Return the trainings without the steps that the ledger counts."""
+        return starts.exclude(trainings, self._as_earlier(), self._num_steps_before)
 
     def _warn_of_parts(self) -> None:
         """Warn once if a part of the weights comes from a training that ε does not count."""
@@ -437,7 +442,7 @@ class Private:
             return
         counted_ids = {earlier.id for earlier in self._earlier}
         for name, found in starts.find_in_part(self.model).items():
-            others = starts.exclude(found, self._as_earlier())
+            others = self._exclude_own(found)
             uncounted = [training for training in others if training.id not in counted_ids]
             if uncounted:
                 log.warning(
@@ -511,8 +516,8 @@ class Private:
             training._look_up_start()
         own = [training._as_earlier() for training in trainings]
         before = starts.merge(earlier for training in trainings for earlier in training._earlier)
-        for own_training in own:
-            before = starts.exclude(before, own_training)
+        for training in trainings:
+            before = training._exclude_own(before)
         for earlier in before:
             if earlier.owners != self.units.stated or earlier.owners == PRIVATE_OWNERS:
                 raise UserError(

@@ -147,18 +147,23 @@ def merge(trainings: Iterable[Earlier]) -> Trainings:
     return frozenset(merged.values())
 
 
-def exclude(trainings: Trainings, own: Earlier) -> Trainings:
+def exclude(trainings: Trainings, own: Earlier, steps_before: int) -> Trainings:
     """Return the trainings without the steps that a training's own ledger counts.
 
     These have the id of `own` or, if an earlier process took them, the same ledger and no more
-    steps. At most one such process is excluded, because a ledger that was deleted and begun anew
-    does not list the steps of the deleted one.
+    steps than it had then. At most one such process is excluded, because a ledger that was deleted
+    and begun anew does not list the steps of the deleted one.
+
+    Args:
+        trainings: The trainings.
+        own: The training whose ledger counts.
+        steps_before: Number of steps in its ledger when this process opened it.
     """
     same_id = frozenset(training for training in trainings if training.id == own.id)
     if same_id:
         return trainings - same_id
     same_ledger = [training for training in trainings if training.ledger == own.ledger]
-    covered = [training for training in same_ledger if training.steps <= own.steps]
+    covered = [training for training in same_ledger if training.steps <= steps_before]
     if not covered:
         return trainings
     return trainings - {max(covered, key=lambda training: training.steps)}
