@@ -123,6 +123,26 @@ def test_an_index_that_is_none_of_this_version_is_made_anew(results: Path, conte
     assert (results / index.NAME).read_bytes() == whole
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[]",
+        b"5",
+        b"{",
+        b"[" * 100_000,
+        *(b'{"runs/a": %s}' % entry for entry in (b"5", b"[1, 2]")),
+    ],
+)
+def test_an_index_with_another_body_is_made_anew(results: Path, body: bytes) -> None:
+    """It was a traceback in every command, though its first line was right."""
+    documents = read_anew(results)
+    whole = (results / index.NAME).read_bytes()
+    head = index._head(index._version(), body)
+    (results / index.NAME).write_bytes(head + b"\n" + body)
+    assert read_anew(results) == documents
+    assert (results / index.NAME).read_bytes() == whole
+
+
 def test_what_the_index_leaves_out_is_read_from_the_file(results: Path) -> None:
     read_anew(results)
     opened: list[Path] = []

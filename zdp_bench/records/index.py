@@ -136,8 +136,18 @@ def _read_index(path: Path, version: str) -> dict[str, Any]:
         return {}
     if head != _head(version, body):
         return {}
-    index: dict[str, Any] = json.loads(body)
+    try:
+        index = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(index, dict) or not all(map(_is_entry, index.values())):
+        return {}
     return index
+
+
+def _is_entry(entry: Any) -> bool:
+    """Return True if an entry is [state, values]; anyone can write the first line of an index."""
+    return isinstance(entry, list) and [*map(type, entry)] == [list, dict]
 
 
 def _write_index(path: Path, version: str, entries: dict[str, tuple[State, Any]]) -> None:
