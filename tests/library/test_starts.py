@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 import zdp_bench
@@ -46,6 +47,8 @@ def test_export_composes_the_training_that_the_starting_weights_went_through(
     assert start["epsilon_tight"] == pytest.approx(epsilon_of(1.2, 5), rel=2e-3)
     card = (tmp_path / "model" / "README.md").read_text()
     assert "earlier trainings of the starting weights" in card
+    stated = yaml.safe_load(card.split("---")[1])["differential_privacy"]
+    assert stated["epsilon_tight_with_earlier_trainings"] == start["epsilon_tight"]
     if holder != "copied":  # the same tensors
         first.export(tmp_path / "again")
         assert first.report()["start"]["trainings"][0]["ledger"] == "second.jsonl"

@@ -144,7 +144,11 @@ def _head(source: Source, about: dict[str, Any]) -> dict[str, Any]:
         results = [_results(source, about)]
         head["model-index"] = [{"name": about["name"], "results": results}]
     head["data"] = {key: value for key, value in data.items() if not isinstance(value, dict)}
-    head["differential_privacy"] = {key: privacy[key] for key in HEAD_KEYS if key in privacy}
+    stated = {key: privacy[key] for key in HEAD_KEYS if key in privacy}
+    start = privacy.get("start") or {}
+    if start.get("trainings"):
+        stated["epsilon_tight_with_earlier_trainings"] = start["epsilon_tight"]
+    head["differential_privacy"] = stated
     head["run"] = {
         **{key: source[key] for key in ("recipe", "run", "seed") if key in source},
         "weights_sha256": source["measured"]["weights"]["digest"],
