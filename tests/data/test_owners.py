@@ -35,6 +35,14 @@ def test_owners_come_from_groups_where_anybody_owns_several() -> None:
     assert owners_of(PLAIN, "x").tolist() == [0, 1, 2, 3]
 
 
+def test_the_unit_is_the_example_unless_the_data_set_states_owners() -> None:
+    """A plug-in without owners was said to have one example of each patient."""
+    assert PLAIN.unit == "example"
+    assert OWNED.unit == "patient"
+    assert replace(PLAIN, examples_per_patient=2).unit == "patient"
+    assert replace(PLAIN, unit="image").unit == "image"
+
+
 @pytest.mark.parametrize("given", [{}, {"examples_per_patient": 1}, {"examples_per_patient": 9}])
 def test_the_largest_group_is_counted_whatever_is_given(given: dict[str, int]) -> None:
     """A default of 1 gave a patient with 12 examples the ε of one with a single one."""

@@ -41,6 +41,7 @@ def test_the_epsilon_of_a_unit_with_several_records_follows_the_records(
 @pytest.mark.parametrize(
     ("privacy", "protected"),
     [
+        ({"unit": "example"}, "an example"),  # the data set states no owners
         ({"unit": "image"}, "an example (each image has one)"),
         ({"unit": "patient", "examples_per_patient": 1}, "an example (each patient has one)"),
         ({"unit": "image", "examples_per_patient": 2, "epsilon_patient": 4.0}, "an example"),

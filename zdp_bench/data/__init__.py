@@ -127,6 +127,9 @@ class Part:
         return self.whole.batch(self.rows[indices], uniforms)
 
 
+EXAMPLE = "example"  # the unit of data sets that do not state owners
+
+
 @dataclass(frozen=True)
 class Splits:
     """A data set ready to train on.
@@ -159,7 +162,8 @@ class Splits:
             error.
         representation: for the record, the transform that computed the inputs from the examples.
             None: the inputs are the examples.
-        unit: who or what owns examples, as one word such as "image" or "speaker".
+        unit: who or what owns examples, as one word such as "image" or "speaker". Default:
+            "patient" if there are groups or `examples_per_patient` exceeds 1, and else "example".
         title: the user's name for the data. Default: the name of its plug-in.
         owner_names: the name of each owner, indexed by the owner's number in `groups`. The name
             decides the owner's subset (`algorithm=band_mf`) and node (`federated.nodes`), so that
@@ -179,7 +183,7 @@ class Splits:
     augment: Augment | None = None
     augment_targets: Augment | None = None
     validation: Source | None = None
-    unit: str = "patient"
+    unit: str = EXAMPLE
     sources: frozenset[str] = frozenset()
     source_owners: Mapping[str, str] = field(default_factory=dict)
     parts_share_owners: bool = False
@@ -188,6 +192,9 @@ class Splits:
     title: str = ""
 
     def __post_init__(self) -> None:
+        has_owners = self.train.groups is not None or self.examples_per_patient > 1
+        if has_owners and self.unit == EXAMPLE:
+            object.__setattr__(self, "unit", "patient")
         require_owner_names(self.unit, tuple(self.owner_names))
         if self.train.groups is None:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from zdp_bench.data import EXAMPLE
 from zdp_bench.data.files import Card, card, has_files, missing
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Privacy, Record
@@ -92,8 +93,9 @@ def _privacy_facts(privacy: dict[str, Any], owned: int | None) -> dict[str, str]
         "noise": f"σ = {sigma:.4g}, z = {z:.4g} (in the weakest direction)",
         "claimed ε": f"{claimed}  (accountant {privacy['claimed_by']})",
         "tight ε": f"{tight} per {protected} at δ = {privacy['delta']:g}",
-        f"ε per {unit}": of_owner,
     }
+    if unit != EXAMPLE:
+        facts[f"ε per {unit}"] = of_owner
     part = privacy["epsilon_part"]
     if part is not None and owned != 1:  # to remove an owner's only example is to remove the owner
         facts["ε per example"] = f"{show_epsilon(part)}, for one of {name_one(unit)}'s examples"
@@ -193,7 +195,9 @@ def _protected(privacy: Privacy) -> str:
     has_several = privacy.examples_per_patient > 1
     if privacy.by_owner:
         return f"{protected}, with all its examples" if has_several else protected
-    return protected if has_several else f"{protected} (each {privacy.unit} has one)"
+    if has_several or privacy.unit == EXAMPLE:
+        return protected
+    return f"{protected} (each {privacy.unit} has one)"
 
 
 # ------------------------------------------------------------------------------------ the data root
