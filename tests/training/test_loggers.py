@@ -14,7 +14,7 @@ from zdp_bench.experiments.sweep import run_one
 from zdp_bench.registry import of_extras
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.loggers import LoggedRun, Tracker
-from zdp_bench.training.progress import Reporter
+from zdp_bench.training.progress import Evaluation, Reporter
 from zdp_bench.training.run import execute
 
 
@@ -151,8 +151,38 @@ def test_a_logger_that_fails_loses_no_run(
     monkeypatch.setattr(Remembering, "broken", broken)
     run_one([*TINY, f"paths.results={tmp_path}", "logger=tensorboard"])
     assert len([*tmp_path.glob("runs/*/*/record.json")]) == 1
-    assert [name for name, _ in calls].count(broken) == 1, "it is not asked again"
+    names = [name for name, _ in calls]
+    assert names.count(broken) == (1 if broken == "finish" else 2), "asked again at the end"
+    assert names[-1] == "close"
     assert "logger=tensorboard: ConnectionError: no network. The run goes on" in caplog.text
+
+
+@pytest.mark.parametrize("broken", ["start", "log"])
+def test_a_tracker_that_is_back_at_the_end_lacks_nothing(
+    tmp_path: Path,
+    calls: list[tuple[str, Any]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    broken: str,
+) -> None:
+    """One moment without network lost all later evaluations, the record, and the run's end."""
+    monkeypatch.setattr(Remembering, "broken", broken)
+
+    class Repairing(Silent):
+        def evaluated(self, evaluation: Evaluation) -> None:
+            if evaluation.epoch == 2:
+                Remembering.broken = ""
+
+    config = configured(tmp_path, "logger=tensorboard", "trainer.epochs=3")
+    with Reporter(Repairing(), config) as reporter:
+        record = execute(config, reporter).record
+        reporter.finished(record)
+    names = [name for name, _ in calls]
+    names.remove(broken)  # the call that failed
+    assert names == ["start", "log", "log", "log", "finish"]
+    logged = [metrics for name, metrics in calls if name == "log"]
+    assert logged[-3:] == record.document["epochs"]
+    assert caplog.text.count("WARNING") == 1
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"a'b", b""])
@@ -171,20 +201,23 @@ def test_a_resumed_run_goes_on_under_its_identity(
     tmp_path: Path, calls: list[tuple[str, Any]]
 ) -> None:
     class Interrupting(Silent):
-        def evaluated(self, *arguments: Any) -> None:
-            raise Stopped(15)
+        def evaluated(self, evaluation: Evaluation) -> None:
+            if evaluation.epoch == 2:
+                raise Stopped(15)
 
     words = ["logger=tensorboard", "execution.checkpoint_steps=1", "trainer.epochs=3"]
     config = configured(tmp_path, *words)
     with pytest.raises(Stopped), Reporter(Interrupting(), config) as reporter:
         execute(config, reporter)
-    assert [name for name, _ in calls] == ["start", "log", "close"]
+    assert [name for name, _ in calls] == ["start", "log", "log", "close"]
     with Reporter(Silent(), config) as reporter:
         record = execute(config, reporter).record
         reporter.finished(record)
-    assert [name for name, _ in calls[3:]] == ["start", "log", "log", "log", "finish"]
+    assert [name for name, _ in calls[4:]] == ["start", "log", "log", "finish"]
     first, second = (of for name, of in calls if name == "start")
     assert first.identity == second.identity
     assert first.steps_done == 0 < second.steps_done
-    logged = [metrics["step"] for name, metrics in calls[4:] if name == "log"]
+    assert list(first.evaluations) == []
+    assert list(second.evaluations) == [calls[1][1]]
+    logged = [metrics["step"] for name, metrics in calls[5:] if name == "log"]
     assert all(step > second.steps_done for step in logged)

@@ -40,7 +40,7 @@ class Silent(Watcher):
         self.steps: list[int] = []
         self.evaluations: list[Any] = []
 
-    def started(self, config: Run, home: Path, steps: int, done: int) -> None:
+    def started(self, config: Run, home: Path, steps: int, done: int, *_: object) -> None:
         self.done_at_start = done
 
     def stepped(self, step: int) -> None:

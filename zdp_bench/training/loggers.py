@@ -2,7 +2,8 @@
 
 A logger (`logger=NAME`) gets what the record holds and nothing else. Numbers from training examples
 would be releases that no ε covers. Trackers add the time of each evaluation, which no ε covers
-either. A logger never stops a run: its first error ends the logging, with a warning.
+either. A logger never stops a run: after its first error, which is a warning, it is called again
+only at the run's end.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,7 +43,10 @@ class LoggedRun:
         notes: a text about the run.
         config: the recorded configuration, by dotted key.
         results: the results folder.
-        steps_done: steps that were taken, and logged, before.
+        steps_done: steps that were taken before. A killed process may have logged later ones, whose
+            weights are lost.
+        evaluations: the evaluations of those steps. A tracker may lack some, because a killed
+            process may not have sent all.
     """
 
     identity: str
@@ -51,13 +57,14 @@ class LoggedRun:
     config: dict[str, Any]
     results: Path
     steps_done: int
+    evaluations: Sequence[dict[str, Any]] = ()
 
 
 class Logger(Protocol):
     """One tracker; see `zdp_bench/extras/loggers`."""
 
     def start(self, run: LoggedRun) -> None:
-        """Open the run, or the one that this run continues."""
+        """Open the run, or the one that this run continues; it is called again if it failed."""
 
     def log(self, metrics: dict[str, float]) -> None:
         """Add an evaluation: `step`, `epoch`, `epsilon_tight` and the test metrics."""
@@ -80,24 +87,37 @@ class Tracker:
         self._config = config
         self._home: Path | None = None
         self._logger: Logger | None = None
+        self._calls: list[Callable[[], None]] = []  # that the logger has not carried out
+        self._has_failed = False
         if plugin := config.logger:
             self._logger = lookup("logger", plugin.name)(**plugin.options)
 
-    def start(self, home: Path, steps_done: int) -> None:
-        """Open the run whose folder is `home`."""
+    def start(
+        self, home: Path, steps_done: int, evaluations: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        """Open the run whose folder is `home`.
+
+        Args:
+            home: the run's folder.
+            steps_done, evaluations: see `LoggedRun`. Default: no evaluations.
+        """
         self._home = home
+        known = list(evaluations)  # the caller adds later ones to its own
         if logger := self._logger:
-            self._try(lambda: logger.start(describe_run(self._config, home, steps_done)))
+            self._call(lambda: logger.start(describe_run(self._config, home, steps_done, known)))
 
     def log(self, metrics: dict[str, float]) -> None:
         """Log an evaluation."""
         if self._logger:
-            self._try(self._logger.log, metrics)
+            self._call(partial(self._logger.log, metrics))
 
     def finish(self, record: Record) -> None:
         """Log the record and close the run. Warn if the run had finished before."""
         if self._logger and self._home:
-            self._try(self._logger.finish, record, self._home / "record.json")
+            self._has_failed = False  # a server may be back
+            self._call(partial(self._logger.finish, record, self._home / "record.json"))
+            if self._has_failed:
+                self.close()
         elif self._logger:
             log.warning(
                 "logger=%s: this run was done before and is not logged again; force=true runs it "
@@ -109,20 +129,23 @@ class Tracker:
     def close(self) -> None:
         """Close a run that has not finished."""
         if self._logger and self._home:
-            self._try(self._logger.close)
+            with suppress(Exception):  # the first error was a warning
+                self._logger.close()
         self._logger = None
 
-    def _try(
-        self,
-        call: Callable[..., None],
-        *arguments: Any,
-    ) -> None:
+    def _call(self, call: Callable[[], None]) -> None:
+        """Carry out a call after those that failed before it; until the end, only keep it."""
+        self._calls.append(call)
+        if self._has_failed:
+            return
         try:
-            call(*arguments)
+            while self._calls:
+                self._calls[0]()
+                del self._calls[0]
         except Exception as error:
-            self._logger = None
+            self._has_failed = True
             log.warning(
-                "logger=%s: %s: %s. The run goes on without it.",
+                "logger=%s: %s: %s. The run goes on without it, and calls it again at its end.",
                 self._config.logger and self._config.logger.name,
                 type(error).__name__,
                 in_one_line(error),
@@ -133,6 +156,7 @@ def describe_run(
     config: Run,
     home: Path,
     steps_done: int,
+    evaluations: Sequence[dict[str, Any]],
 ) -> LoggedRun:
     """Return what a logger is told about the run in the folder `home`."""
     recorded = {key: value for key, value in config.resolved.items() if key not in NOT_RECORDED}
@@ -145,6 +169,7 @@ def describe_run(
         config=records.flatten(recorded),
         results=config.results,
         steps_done=steps_done,
+        evaluations=evaluations,
     )
 
 

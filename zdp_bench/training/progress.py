@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import (
@@ -61,8 +62,23 @@ class Watcher:
     weights.
     """
 
-    def started(self, config: Run, home: Path, steps: int, done: int) -> None:
-        """A run in the folder `home` is about to take steps; `done` of `steps` were taken."""
+    def started(
+        self,
+        config: Run,
+        home: Path,
+        steps: int,
+        done: int,
+        evaluations: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        """A run in the folder `home` is about to take steps.
+
+        Args:
+            config: the run's configuration.
+            home: its folder.
+            steps: number of its steps.
+            done: number of those that were taken before.
+            evaluations: the metrics that the record has for those. Default: none.
+        """
 
     def stepped(self, step: int) -> None:
         """The model has taken `step` steps."""
@@ -102,7 +118,14 @@ class Live(Watcher):
         if self._bar:
             self._bar.stop()
 
-    def started(self, config: Run, home: Path, steps: int, done: int) -> None:
+    def started(
+        self,
+        config: Run,
+        home: Path,
+        steps: int,
+        done: int,
+        evaluations: Sequence[dict[str, Any]] = (),
+    ) -> None:
         self._name = f"{self._prefix}{config.recipe} seed {config.seed}"
         self._steps = steps
         if done:
@@ -196,10 +219,17 @@ class Reporter(Watcher):
         """Pass the record to the logger, if this process carried out the run."""
         self._tracker.finish(record)
 
-    def started(self, config: Run, home: Path, steps: int, done: int) -> None:
+    def started(
+        self,
+        config: Run,
+        home: Path,
+        steps: int,
+        done: int,
+        evaluations: Sequence[dict[str, Any]] = (),
+    ) -> None:
         log.info(f"{config.recipe} seed {config.seed}: starts at step {done:,} of {steps:,}")
-        self._watcher.started(config, home, steps, done)
-        self._tracker.start(home, done)
+        self._watcher.started(config, home, steps, done, evaluations)
+        self._tracker.start(home, done, evaluations)
 
     def stepped(self, step: int) -> None:
         self._watcher.stepped(step)

@@ -462,7 +462,7 @@ class Loop:
         """
         config, plan = self.setup.config, self.plan
         num_steps = plan.steps * self.round_steps
-        self.watcher.started(config, self.home, num_steps, self.steps_done)
+        self.watcher.started(config, self.home, num_steps, self.steps_done, self.epochs)
         stopped_by = "epochs"
         while self.step < plan.steps and stopped_by == "epochs":
             try:

@@ -2,13 +2,19 @@
 
 import json
 import math
+import os
+import pty
+import shutil
+import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,6 +23,7 @@ from tests.training.test_run import TINY, Silent, configured
 from zdp_bench import records
 from zdp_bench.extras.loggers.mlflow_logger import MlflowLogger
 from zdp_bench.training.interrupts import Stopped
+from zdp_bench.training.loggers import LoggedRun
 from zdp_bench.training.progress import Reporter
 from zdp_bench.training.run import execute
 
@@ -62,8 +69,8 @@ def read_mlflow(results: Path) -> Logged:
     client = MlflowClient(f"sqlite:///{results}/mlflow.db")
     experiment = client.get_experiment_by_name("zdp-bench")
     assert experiment is not None
-    (tracked_run,) = client.search_runs([experiment.experiment_id])
-    assert tracked_run.info.status == "FINISHED"
+    tracked_runs = client.search_runs([experiment.experiment_id])
+    (tracked_run,) = [run for run in tracked_runs if run.info.status == "FINISHED"]
     tags = tracked_run.data.tags
     (attached,) = client.list_artifacts(tracked_run.info.run_id)
     record = client.download_artifacts(tracked_run.info.run_id, attached.path)
@@ -186,19 +193,143 @@ def test_a_run_that_was_interrupted_is_one_curve_in_the_tracker(
         assert spent == [outcome.record.document["privacy"]["epsilon_tight"]]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_has_what_a_killed_process_did_not_write(tmp_path: Path) -> None:
+    """All evaluations of a killed process were lost, and the resumed run logged later ones only."""
+    wandb = pytest.importorskip("wandb")
+    config = configured(tmp_path, *LABELS, "logger=wandb", "trainer.epochs=3", SAVED[0])
+    with pytest.raises(Stopped), Reporter(Interrupting(), config) as reporter:
+        execute(config, reporter)
+    wandb.teardown()
+    (folder,) = tmp_path.glob("wandb/offline-run-*")
+    shutil.rmtree(folder)
+    with Reporter(Silent(), config) as reporter:
+        outcome = execute(config, reporter)
+        reporter.finished(outcome.record)
+    of_record = {epoch["step"]: epoch["loss"] for epoch in outcome.record.document["epochs"]}
+    assert read_wandb(tmp_path).curves["loss"] == pytest.approx(of_record)
+
+
+def describe(results: Path, *evaluations: dict[str, Any]) -> LoggedRun:
+    """Return a run that was evaluated before."""
+    step = max((evaluation["step"] for evaluation in evaluations), default=0)
+    config = {f"model.{n}": n for n in range(150)}
+    return LoggedRun("a-1", "title", "quickstart", [], "", config, results, step, evaluations)
+
+
+def evaluate(step: int, loss: float) -> dict[str, Any]:
+    return {"step": step, "epoch": step // 10, "loss": loss}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_has_each_step_once_and_all_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a kill, steps with new noise were there twice, and parameters were missing for good."""
+    mlflow = pytest.importorskip("mlflow")
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    with monkeypatch.context() as patch:
+        patch.setattr(mlflow.MlflowClient, "log_batch", Mock(side_effect=ConnectionError))
+        patch.setattr(mlflow.MlflowClient, "log_param", Mock(side_effect=ConnectionError))
+        with pytest.raises(ConnectionError):
+            MlflowLogger().start(describe(tmp_path))
+
+    def read_runs() -> dict[str, Any]:
+        experiment = client.get_experiment_by_name("zdp-bench")
+        found = client.search_runs([experiment.experiment_id])
+        return {tracked.data.tags["zdp_bench.run"]: tracked for tracked in found}
+
+    def read_losses() -> list[tuple[int, float]]:
+        history = client.get_metric_history(read_runs()["a-1"].info.run_id, "loss")
+        return sorted((point.step, point.value) for point in history)
+
+    killed = MlflowLogger()
+    killed.start(describe(tmp_path))
+    assert len(read_runs()) == 1
+    assert len(read_runs()["a-1"].data.params) == 150
+    for step in (10, 20, 30):
+        killed.log(evaluate(step, 0.5))
+    resumed = MlflowLogger()
+    resumed.start(describe(tmp_path, evaluate(10, 0.5)))
+    for step in (20, 30):
+        resumed.log(evaluate(step, 0.4))
+    assert read_losses() == [(10, 0.5), (20, 0.4), (30, 0.4)]
+    assert read_runs()["a-1 (replaced)"].info.status == "KILLED"
+    assert len(read_runs()["a-1"].data.params) == 150
+    again = MlflowLogger()
+    again.start(describe(tmp_path, *(evaluate(step, 0.4) for step in (10, 20, 30, 40))))
+    assert len(read_runs()) == 2
+    assert [step for step, _ in read_losses()] == [10, 20, 30, 40]
+
+
+def test_mlflow_without_its_server_is_given_up_in_seconds(tmp_path: Path) -> None:
+    """It kept a run waiting for four minutes."""
+    pytest.importorskip("mlflow")
+    begun = time.monotonic()
+    with pytest.raises(Exception, match="refused"):
+        MlflowLogger(uri="http://127.0.0.1:9").start(describe(tmp_path))
+    assert time.monotonic() - begun < 30
+
+
+ONLINE = """
+import sys
+from pathlib import Path
+from zdp_bench.extras.loggers.wandb_logger import WandbLogger
+from zdp_bench.training.loggers import LoggedRun
+
+results = Path(sys.argv[1])
+WandbLogger(mode="online").start(LoggedRun("a-1", "title", "quickstart", [], "", {}, results, 0))
+"""
+
+
+def test_wandb_does_not_ask_for_an_account_on_a_terminal(tmp_path: Path) -> None:
+    """It waited for an answer, for ever."""
+    pytest.importorskip("wandb")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")}
+    environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "TERM": "xterm"}
+    master, terminal = pty.openpty()
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", ONLINE, tmp_path],
+            env=environment,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            timeout=60,
+            check=False,
+        )
+        printed = os.read(master, 100_000).decode()
+    finally:
+        os.close(terminal)
+        os.close(master)
+    assert ended.returncode == 1
+    assert "No API key configured" in printed
+
+
 class Client:
     """MLflow's client, as far as a run is logged to it."""
 
     def __init__(self) -> None:
         self.logged: list[tuple[str, float]] = []
 
-    def log_metric(self, run: str, key: str, value: float, step: int = 0) -> None:
-        self.logged.append((key, value))
+    def log_batch(self, run: str, metrics: list[tuple[str, float, int, int]]) -> None:
+        self.logged += [(key, value) for key, value, _, _ in metrics]
+
+
+class Point(NamedTuple):
+    """A value of a metric, as MLflow's `Metric`."""
+
+    key: str
+    value: float
+    timestamp: int
+    step: int
 
 
 def test_mlflow_gets_finite_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It stored ∞ as 1.8e308, and NaN again at each resume."""
-    monkeypatch.setitem(sys.modules, "mlflow", ModuleType("mlflow"))
+    module = ModuleType("mlflow")
+    module.entities = SimpleNamespace(Metric=Point)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mlflow", module)
     logger = MlflowLogger()
     client = logger._client = Client()
     logger.log({"step": 3, "loss": math.nan, "epsilon_tight": math.inf, "accuracy": 0.5})

@@ -10,12 +10,18 @@ from zdp_bench import records
 from zdp_bench.records import Record
 from zdp_bench.training.loggers import LoggedRun
 
+INIT_SECONDS = 20  # how long a run waits for W&B's server at its start
+FINISH_SECONDS = 60  # and for the upload at its end; `wandb sync` uploads what is left
+
 
 class WandbLogger:
     """Logs to Weights & Biases; `wandb sync` uploads what was logged offline.
 
     Host, command line and system metrics are not collected, because ε does not cover the memory
     that training takes. W&B adds the time of each evaluation, which ε does not cover either.
+
+    W&B writes to disk in blocks, and a killed process loses its last one. So a resumed run logs its
+    evaluations from the first on. The server keeps the first value of a step.
 
     Args:
         project: the W&B project.
@@ -32,6 +38,8 @@ class WandbLogger:
     ) -> None:
         import wandb
 
+        # W&B asks for an account on a terminal, unless it may not print.
+        wandb.setup(wandb.Settings(silent=True, login_timeout=1))
         self._wandb = wandb
         self._project = project
         self._entity = entity
@@ -39,8 +47,12 @@ class WandbLogger:
         self._run: Any = None
 
     def start(self, run: LoggedRun) -> None:
-        """Open the W&B run of this identity; steps of a resumed run follow those it has."""
+        """Open the W&B run of this identity, and log the evaluations that it may lack."""
+        limits: dict[str, Any] = {"init_timeout": INIT_SECONDS}
+        if "finish_timeout" in self._wandb.Settings.model_fields:  # not in old versions
+            limits |= {"finish_timeout": FINISH_SECONDS, "finish_timeout_raises": True}
         settings = self._wandb.Settings(
+            **limits,
             console="off",
             silent=True,
             disable_git=True,
@@ -66,10 +78,14 @@ class WandbLogger:
             reinit="create_new",
             settings=settings,
         )
+        for evaluation in run.evaluations:
+            self.log(evaluation)
 
     def log(self, metrics: dict[str, float]) -> None:
-        """Add an evaluation at its step, by which a resumed run continues where it stopped."""
-        self._run.log(metrics, step=int(metrics["step"]))
+        """Add an evaluation at its step, unless the server has one of this or a later step."""
+        step = int(metrics["step"])
+        if step >= self._run.step:
+            self._run.log(metrics, step=step)
 
     def finish(self, record: Record, path: Path) -> None:
         """Add the record's metrics and ε to the summary, and attach the record."""
