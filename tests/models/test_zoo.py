@@ -11,6 +11,7 @@ from torchvision.models import ResNet18_Weights
 
 from tests.gradients.zoo import ZOO, model_case, resnet18_weights
 from zdp_bench import assets
+from zdp_bench.config import configured
 from zdp_bench.config.plugins import check_options
 from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import trainable
@@ -21,6 +22,7 @@ from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.surgery import replace_batchnorm, surgery
 from zdp_bench.registry import lookup, names
+from zdp_bench.training.setup import Setup
 
 
 def parameters(name: str, shape: tuple[int, ...], outputs: int, **options: object) -> int:
@@ -334,3 +336,26 @@ def test_options_do_what_they_say() -> None:
     assert len(plain.head) == 3
     biases = [a.bias.numel() for a in plain.modules() if hasattr(a, "per_feature")]
     assert biases == [8, 16, 32, 64, 64]
+
+
+def test_real_pictures_are_complex_ones_without_an_imaginary_part() -> None:
+    model, pictures = SpeechCNN((1, 40, 30), 3), torch.randn(2, 1, 40, 30)
+    assert torch.equal(model(pictures), model(pictures + 0j))
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        (
+            "model=real_cnn model.channels=[]",
+            r"^model\.channels=\[\]: must list at least one width",
+        ),
+        ("model=lenet5 model.kernels=[]", r"^model\.kernels=\[\]: must list at least one width"),
+        ("model=lenet5 model.kernels=[0]", r"^model\.kernels"),
+        ("model=lenet5 model.kernels=[-1]", r"^model\.kernels"),
+    ],
+)
+def test_widths_that_make_no_network_are_refused(option: str, error: str) -> None:
+    images = "dataset=synthetic_images", "dataset.shape=[1,32,32]", "dataset.train=60"
+    with pytest.raises(UserError, match=error):
+        Setup.of(configured(["recipe=quickstart", "algorithm=dp_sgd", *images, *option.split()]))

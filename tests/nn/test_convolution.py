@@ -1,5 +1,8 @@
 """Complex convolutions equal torch's own in value, gradient, state and refusals."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -118,3 +121,29 @@ def test_torch_compiles_it_in_one_piece(layer) -> None:
     weights = list(layer.parameters())
     theirs, ours = (torch.autograd.grad(y, weights, direction) for y in (expected, outputs))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("layer", [*PAIRS])
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"padding": "same"}, "padding='same' must be an integer of at least 0, or {n} of them"),
+        ({"kernel_size": ()}, "kernel_size=() must be an integer of at least 1, or {n} of them"),
+        ({"kernel_size": (3,) * 4}, "kernel_size=(3, 3, 3, 3) must be an integer of at least 1"),
+        ({"stride": 0}, "stride=0 must be an integer of at least 1"),
+        ({"dilation": 1.5}, "dilation=1.5 must be an integer of at least 1"),
+        ({"groups": 0}, "4 and 6 channels do not divide into 0 groups"),
+    ],
+    ids=str,
+)
+def test_arguments_that_mean_nothing_are_refused_when_it_is_built(layer, options, error) -> None:
+    with pytest.raises(ValueError, match=re.escape(error.format(n=layer.spatial))):
+        layer(4, 6, **({"kernel_size": 3} | options))
+
+
+def test_integers_of_numpy_and_layers_without_inputs_are_built_as_by_torch() -> None:
+    two = np.int64(2)
+    layer = ComplexConv2d(two, two, two, stride=(two, 1), padding=two, groups=two)
+    assert layer(torch.zeros(1, 2, 5, 5, dtype=torch.complex64)).shape == (1, 2, 4, 8)
+    assert ComplexConv2d(0, 2, 3).weight.shape == (2, 0, 3, 3)
+    assert ComplexConv2d(2, 0, 3).weight.shape == (0, 2, 3, 3)

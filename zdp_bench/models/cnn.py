@@ -42,6 +42,7 @@ class CNN(nn.Module):
         super().__init__()
         kind = "complex" if dtype.is_complex else "real"
         image_channels, height, width = image_shape(f"{kind}_cnn", input_shape)
+        require(len(widths) > 0, "model.channels", widths, "must list at least one width")
         fits = min(height, width) >= 2 ** len(widths)
         require(fits, "model.channels", widths, f"{height}×{width} is too small for that depth")
         conv = ComplexConv2d if dtype.is_complex else nn.Conv2d

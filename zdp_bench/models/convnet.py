@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError, require
+from zdp_bench.models import Width
 from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.registry import register
@@ -113,7 +114,7 @@ def lenet5(
     *,
     linear: Linear = "dense",
     activation: str = "relu",
-    kernels: list[int] | None = None,
+    kernels: list[Width] | None = None,
 ) -> ConvNet:
     """LeNet-5: 5×5 convolutions, then fully connected layers of 120 and 84 units.
 
@@ -121,8 +122,10 @@ def lenet5(
         kernels: widths of the convolutions. Default: 6 and 16, as in LeCun et al. 1998; Table II of
             GReDP prints 6 and 6.
     """
-    widths = [[width] for width in kernels or (6, 16)]
-    return ConvNet(input_shape, outputs, widths, 5, 0, [120, 84], linear, activation)
+    kernels = [6, 16] if kernels is None else kernels
+    require(len(kernels) > 0, "model.kernels", kernels, "must list at least one width")
+    stages = [[width] for width in kernels]
+    return ConvNet(input_shape, outputs, stages, 5, 0, [120, 84], linear, activation)
 
 
 @register("model", "model3")

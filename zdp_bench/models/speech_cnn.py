@@ -33,7 +33,7 @@ WIDTHS = (8, 16, 32, 64)
 class SpeechCNN(nn.Module):
     """The network of Tables 3 and 4.
 
-    Shapes: complex spectrograms [B, C, frames, bins] -> real logits [B, outputs].
+    Shapes: spectrograms, or real pictures, [B, C, frames, bins] -> real logits [B, outputs].
 
     Args:
         activation: registered name of the activation.
@@ -78,4 +78,5 @@ class SpeechCNN(nn.Module):
                     parameter.mul_(gain)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x).flatten(1)).abs()
+        maps = self.features(x.to(x.dtype.to_complex()))
+        return self.head(maps.flatten(1)).abs()

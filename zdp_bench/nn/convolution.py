@@ -10,7 +10,8 @@ one takes 1 to 3 times as long.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from operator import index
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -192,14 +193,16 @@ class _Convolution(nn.Module):
                 f"{type(self).__name__} is complex, not {dtype}: "
                 "use torch.nn's layer for real weights"
             )
-        if in_channels % groups or out_channels % groups:
+        if groups < 1 or in_channels % groups or out_channels % groups:
             raise ValueError(
                 f"{in_channels} and {out_channels} channels do not divide into {groups} groups"
             )
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.kernel_size, self.stride = self._each(kernel_size), self._each(stride)
-        self.padding, self.dilation = self._each(padding), self._each(dilation)
-        self.output_padding = self._each(output_padding)
+        self.kernel_size = self._each("kernel_size", kernel_size, 1)
+        self.stride = self._each("stride", stride, 1)
+        self.padding = self._each("padding", padding, 0)
+        self.dilation = self._each("dilation", dilation, 1)
+        self.output_padding = self._each("output_padding", output_padding, 0)
         first, second = out_channels, in_channels
         if self.transposed:
             first, second = in_channels, out_channels
@@ -209,12 +212,24 @@ class _Convolution(nn.Module):
         self.bias = nn.Parameter(empty) if bias else None
         self.reset_parameters()
 
-    def _each(self, size: Size) -> tuple[int, ...]:
-        return (size,) * self.spatial if isinstance(size, int) else tuple(size)
+    def _each(self, name: str, size: Size, smallest: int) -> tuple[int, ...]:
+        """Return an argument's value for each spatial dimension, from one value or several."""
+        entries = (size,) * self.spatial if isinstance(size, SupportsIndex) else size
+        try:
+            sizes = tuple(index(entry) for entry in entries)  # NumPy's integers, too
+        except TypeError:
+            sizes = ()
+        if len(sizes) != self.spatial or min(sizes) < smallest:
+            raise ValueError(
+                f"{type(self).__name__}: {name}={size!r} must be an integer of at least "
+                f"{smallest}, or {self.spatial} of them"
+            )
+        return sizes
 
     def reset_parameters(self) -> None:
         """Draw each part of weight and bias uniformly from ±1/√fan_in, as in PyTorch."""
-        bound = 1 / math.sqrt(self.weight[0].numel())
+        fan_in = math.prod(self.weight.shape[1:])
+        bound = 1 / math.sqrt(max(1, fan_in))
         with torch.no_grad():
             for parameter in self.parameters(recurse=False):
                 torch.view_as_real(parameter).uniform_(-bound, bound)
@@ -246,7 +261,10 @@ class _Convolution(nn.Module):
 
 
 class ComplexConv1d(_Convolution):
-    """A complex 1D convolution, [B, C, L] -> [B, O, L']. Arguments: see `torch.nn.Conv1d`."""
+    """A complex 1D convolution, [B, C, L] -> [B, O, L'].
+
+    Arguments: as in `torch.nn.Conv1d`, with padding in numbers and without `padding_mode`.
+    """
 
     spatial = 1
 
@@ -254,7 +272,7 @@ class ComplexConv1d(_Convolution):
 class ComplexConv2d(_Convolution):
     """A complex 2D convolution, [B, C, H, W] -> [B, O, H', W'].
 
-    Arguments: see `torch.nn.Conv2d`.
+    Arguments: as in `torch.nn.Conv2d`, with padding in numbers and without `padding_mode`.
     """
 
     spatial = 2
@@ -263,7 +281,7 @@ class ComplexConv2d(_Convolution):
 class ComplexConv3d(_Convolution):
     """A complex 3D convolution, [B, C, D, H, W] -> [B, O, D', H', W'].
 
-    Arguments: see `torch.nn.Conv3d`.
+    Arguments: as in `torch.nn.Conv3d`, with padding in numbers and without `padding_mode`.
     """
 
     spatial = 3

@@ -76,7 +76,7 @@ class ComplexGroupNorm(nn.Module):
                 f"{type(self).__name__} is complex, not {dtype}: "
                 "use torch.nn's layer for real numbers"
             )
-        if channels % groups:
+        if groups < 1 or channels % groups:
             raise ValueError(f"{channels} channels do not divide into {groups} groups")
         if not eps > 0:
             raise ValueError(
