@@ -237,6 +237,10 @@ def test_what_is_no_linear_layer_or_class_is_refused() -> None:
     behind_a_norm = torch.nn.Sequential(torch.nn.LayerNorm(5), torch.nn.Linear(5, 3))
     with pytest.raises(UserError, match="a linear model, such as real_linear"):
         ClassMeans(Problem(behind_a_norm, Classification().loss, ONCE), noise_multiplier=1.0)
+    frozen = nn.Linear(5, 3)
+    frozen.weight.requires_grad_(False)
+    with pytest.raises(UserError, match="one real linear layer, which must be trained"):
+        ClassMeans(Problem(frozen, Classification().loss, ONCE), noise_multiplier=1.0)
     two_classes = Problem(nn.Sequential(nn.Linear(5, 2)), Classification().loss, ONCE)
     algorithm = ClassMeans(two_classes, noise_multiplier=1.0)
     for targets in (torch.rand(4), torch.zeros(4, 2).long()):

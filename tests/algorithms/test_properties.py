@@ -269,6 +269,16 @@ def test_the_sum_is_that_of_the_contributions_however_the_batch_is_cut(
         torch.testing.assert_close(contributions[name].sum(dim=0), value, rtol=1e-9, atol=1e-11)
 
 
+def test_no_examples_have_no_contributions(made: tuple[Algorithm, nn.Module, str]) -> None:
+    algorithm, _, kind = made
+    contributions = algorithm.contributions(examples(2, kind))
+    for name, rows in algorithm.contributions(examples(0, kind)).items():
+        assert (rows.shape, rows.dtype) == (
+            contributions[name][:0].shape,
+            contributions[name].dtype,
+        )
+
+
 def test_no_example_moves_the_sum_by_more_than_the_bound(case: Case) -> None:
     algorithm, model, kind = make(case)
     bound = algorithm.mechanism().blocks[0].bound

@@ -159,3 +159,12 @@ def test_each_module_stays_in_its_mode() -> None:
     model[1].eval()
     scale_to_unit_variance(model, torch.randn(64, 6))
     assert [module.training for module in model] == [True, False, True]
+
+
+def test_a_weight_that_two_layers_share_is_scaled_once() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    model[2].weight = model[0].weight
+    noise = torch.randn(4096, 6)
+    scale_to_unit_variance(model, noise)
+    assert powers(model, noise)["0"] == pytest.approx(1.0, rel=1e-5)

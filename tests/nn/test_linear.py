@@ -126,3 +126,13 @@ def test_private_pass_has_the_order_of_the_model_whatever_comes(
 def test_what_is_no_map_stays_as_it_is() -> None:
     x = torch.randn(2, 3)
     assert arrange(nn.Linear(3, 1), x) is x
+
+
+def test_an_empty_batch_of_a_circulant_layer_is_that_of_a_linear_one() -> None:
+    for shape in ((0, 10), (2, 0, 10)):
+        layer, x = CirculantLinear(10, 7, 4), torch.zeros(shape)
+        y = layer(x)
+        assert y.shape == (*shape[:-1], 7)
+        gradients = torch.autograd.grad(y.sum(), [*layer.parameters()])
+        assert not any(gradient.any() for gradient in gradients)
+    assert CirculantLinear(0, 7, 4).weight.shape == (2, 0, 4)

@@ -38,13 +38,17 @@ SCALE = 3.0  # norm of the weights, for features of mean square 1
 
 
 def _find_real_layer(model: nn.Module) -> nn.Linear | None:
-    """Return the model's linear layer, or None unless it is one, real, and all that is trained."""
+    """Return the model's linear layer, or None unless it is one, real, and all that is trained.
+
+    Its bias may be frozen.
+    """
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if len(layers) != 1:
         return None
     (layer,) = layers
     has_all = set(trainable(model).values()) <= set(layer.parameters())
-    return layer if has_all and not layer.weight.is_complex() else None
+    is_trained_alone = has_all and layer.weight.requires_grad
+    return layer if is_trained_alone and not layer.weight.is_complex() else None
 
 
 def _compute_layer_inputs(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -92,8 +96,8 @@ class ClassSums:
         layer = _find_real_layer(problem.model)
         if layer is None:
             raise UserError(
-                f"{key} sets the weights of one real linear layer, and this model trains others: "
-                "it needs a linear model, such as real_linear."
+                f"{key} sets the weights of one real linear layer, which must be trained, and "
+                "nothing else: it needs a linear model, such as real_linear."
             )
         self.layer = layer
         trained = trainable(problem.model)
@@ -161,6 +165,8 @@ class ClassSums:
 
     def _classes(self, targets: Tensor) -> Tensor:
         """Return y [B, outputs]; 0 if a target is not a class, such as the -100 that is ignored.
+
+        The targets of one output are probabilities, clamped to [0, 1], and NaN counts as 0.
 
         A refusal would come after the step is in the ledger, and would reveal the example.
         """

@@ -76,9 +76,13 @@ def zero_rows(
 
 
 def split_batch(batch: Batch, size: int = 1) -> Iterator[Batch]:
-    """Yield consecutive parts of a batch, `size` examples each; the last may be smaller."""
+    """Yield consecutive parts of a batch, `size` examples each; the last may be smaller.
+
+    An empty batch has no parts.
+    """
     inputs, targets = batch
-    yield from zip(inputs.split(size), targets.split(size), strict=True)
+    if len(inputs):  # else, `split` returns one empty part
+        yield from zip(inputs.split(size), targets.split(size), strict=True)
 
 
 def layers(model: nn.Module) -> list[list[str]]:

@@ -75,6 +75,8 @@ class Spectrum:
 
     def forward(self, signal: Tensor) -> Tensor:
         """Return the complex spectrum of a signal; both have shape [..., *shape]."""
+        if signal.numel() == 0:  # torch's FFT takes no empty batch
+            return signal.to(signal.dtype.to_complex())
         return torch.fft.fftn(signal, dim=self._last_dims, norm="ortho")
 
     def gradient(self, spectrum: Tensor) -> Tensor:

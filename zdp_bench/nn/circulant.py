@@ -47,13 +47,15 @@ class CirculantLinear(nn.Module):
         block_columns = -(-in_features // block)
         self.weight = nn.Parameter(torch.empty(block_rows, block_columns, block))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
-        bound = 1 / math.sqrt(in_features)  # as torch.nn.Linear
+        bound = 1 / math.sqrt(max(1, in_features))  # as torch.nn.Linear
         with torch.no_grad():
             for parameter in self.parameters(recurse=False):
                 parameter.uniform_(-bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform inputs and weights blockwise, and multiply them per frequency."""
+        if x.numel() == 0:  # torch's FFT takes no empty batch
+            return F.linear(x, self.dense(), self.bias)
         rows = x.reshape(-1, self.in_features)  # [N, in]
         x_hat = torch.fft.rfft(in_blocks(rows, self.block))  # [N, q, d/2+1]
         w_hat = torch.fft.rfft(self.weight).conj()  # [p, q, d/2+1]

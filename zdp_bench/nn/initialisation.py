@@ -52,8 +52,8 @@ def scale_to_unit_variance(model: nn.Module, noise: Tensor) -> nn.Module:
     Layers are scaled in the order in which the model calls them, so that each gets the output of
     the layers that are already scaled (Mishkin & Matas 2016, algorithm 1, without the orthogonal
     initialisation). A layer is a module with a trained `weight` of two or more dimensions, which
-    excludes normalisations and activations. Biases become 0, and weights that are 0 stay 0. A layer
-    that is called twice is scaled for its first call.
+    excludes normalisations and activations. Biases become 0, and weights that are 0 stay 0. If a
+    weight is used twice, by one layer or several, it is scaled for its first use.
 
     No example is read, so this costs no ε.
 
@@ -75,6 +75,7 @@ def scale_to_unit_variance(model: nn.Module, noise: Tensor) -> nn.Module:
         and weight.requires_grad
     }
     not_scaled = set(layers)
+    scaled: set[Tensor] = set()  # layers may share a weight
 
     def scale(
         name: str,
@@ -82,12 +83,14 @@ def scale_to_unit_variance(model: nn.Module, noise: Tensor) -> nn.Module:
         inputs: tuple[Tensor, ...],
         output: Tensor,
     ) -> Tensor:
-        is_first_call = name in not_scaled
         not_scaled.discard(name)
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        is_first_use = weight not in scaled
+        scaled.add(weight)
         power = output.abs().square().mean()
-        if not is_first_call or not power > 0:
+        if not is_first_use or not power > 0:
             return output
-        layer.weight.mul_(power.rsqrt())  # type: ignore[operator]
+        weight.mul_(power.rsqrt())
         return layer.forward(*inputs)
 
     handles = []
