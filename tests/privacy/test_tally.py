@@ -152,6 +152,9 @@ def test_steps_that_are_left_are_counted_before_they_are_taken(path: Path) -> No
     ledger = Ledger(path, MECHANISM, True)
     ledger.choose_generation("code", 0, "new")
     assert (ledger.releases_after(0, 8), ledger.releases_after(7, 8)) == (8, 6)
+    assert (ledger.releases_after(0, 3), ledger.releases_after(8, 7)) == (5, 5)
+    # Without a look at each step: a run of so many epochs took all memory before its first step.
+    assert ledger.releases_after(2, 2 * 10**10) == 2 * 10**10
     ledger.choose_generation("other code", 0, "new")
     assert ledger.releases_after(0, 8) == 5 + 8
     ledger.close()

@@ -65,6 +65,8 @@ def test_poisson_epochs_are_expected_passes(tmp_path: Path) -> None:
     assert [of.epoch_ending_at(step) for step in ends] == list(range(1, 11))
     assert [of.epoch_of(step) for step in ends] == list(range(1, 11))
     assert [of.epoch_of(step + 1) for step in ends[:-1]] == list(range(2, 11))
+    for step in range(of.steps + 1):
+        assert of.epoch_ends(step) == {end for end in ends if end <= step}
     # the divisor is the EXPECTED batch size, whatever was drawn
     assert of.draw(0, 5)[1] == pytest.approx(3.0)
     assert len({len(of.draw(0, step)[0]) for step in range(50)}) > 1

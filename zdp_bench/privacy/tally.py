@@ -76,6 +76,11 @@ class ReleasedSteps:
         last = self.last_step.get(step.generation)
         return last is not None and step.step <= last
 
+    def count_from(self, first: int, end: int, generation: str) -> int:
+        """Return how many of a generation's steps `first` … `end` − 1 are in the set."""
+        released_end = self.last_step.get(generation, -1) + 1
+        return max(0, min(end, released_end) - first)
+
 
 class Tally:
     """Counts a mechanism's releases in memory. `Ledger` adds the file.
@@ -227,8 +232,10 @@ class Tally:
 
     def releases_after(self, first: int, end: int) -> int:
         """Return the number of releases once steps `first` … `end` − 1 are taken as well."""
-        new = [step for step in range(first, end) if not self.has_released(step)]
-        return self.releases + len(new)
+        new = max(0, end - first)
+        if self.repeatable:
+            new -= self.released.count_from(first, end, self.generation)
+        return self.releases + new
 
     def num_released_from(self, step: int) -> int:
         """Return how many of the steps from `step` on were released.

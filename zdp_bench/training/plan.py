@@ -131,7 +131,7 @@ class Plan:
 
     def epoch_ends(self, step: int) -> set[int]:
         """Return the numbers of steps, up to `step`, with which an epoch ends."""
-        ends = map(self._end_of, range(1, self.epochs + 1))
+        ends = map(self._end_of, range(1, self.epoch_of(step) + 1))  # not of later epochs: many
         return {end for end in ends if 0 < end <= step}
 
     def _end_of(self, epoch: int) -> int:
