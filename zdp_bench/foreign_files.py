@@ -375,7 +375,7 @@ def copy_verified(file: BinaryIO) -> io.BytesIO:
     folder becomes a tensor of uninitialized memory.
 
     Raises:
-        ValueError: the archive unpacks to more bytes than it has.
+        ValueError: the archive unpacks to more bytes than it has, or contains a folder.
         zipfile.BadZipFile: an entry does not match its checksum.
     """
     size = file.seek(0, os.SEEK_END)
@@ -384,7 +384,10 @@ def copy_verified(file: BinaryIO) -> io.BytesIO:
         if sum(entry.file_size for entry in archive.infolist()) > size:
             raise ValueError("unpacks to more than it is")
         for entry in archive.infolist():
-            verified.writestr(entry.filename, archive.read(entry))
+            if entry.filename.endswith("/"):
+                raise ValueError("contains a folder")
+            # Without the time, of which zip cannot express every one.
+            verified.writestr(zipfile.ZipInfo(entry.filename), archive.read(entry))
     copy.seek(0)
     return copy
 

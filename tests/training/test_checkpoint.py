@@ -2,6 +2,7 @@
 
 import errno
 import io
+import time
 import zipfile
 from collections import deque
 from collections.abc import Callable
@@ -134,6 +135,20 @@ def test_an_entry_marked_as_a_folder_is_read(path: Path) -> None:
     loaded = checkpoint.load(path, "run")
     assert loaded is not None
     assert torch.equal(loaded.model["w"], STATE.model["w"])
+
+
+def test_a_name_of_a_folder_is_refused(path: Path) -> None:
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("archive/data/9/", b"\x00" * 8)
+    with pytest.raises(UserError, match="is damaged"):
+        checkpoint.load(path, "run")
+
+
+def test_a_clock_before_1980_loads_a_checkpoint(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert checkpoint.load(path, "run") is not None
 
 
 def refuse_memory(*_: Any, **__: Any) -> None:
