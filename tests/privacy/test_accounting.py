@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from itertools import product
 from typing import Any
 
@@ -22,6 +23,7 @@ from zdp_bench import assets
 from zdp_bench.privacy import accounting as acc
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.privacy.accounting import patient_epsilon, pld, rdp_epsilon, tight_epsilon
+from zdp_bench.privacy.composition import SpentSteps, compose_epsilon
 from zdp_bench.privacy.loss_distribution import Mixture
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling, Scheme
 from zdp_bench.registry import names
@@ -369,6 +371,50 @@ def test_the_law_of_a_patients_examples_is_whole(drawn: Mixture) -> None:
     weights = np.exp(drawn.log_weights)
     assert len(weights) == 4
     assert (weights.sum(), weights @ range(4)) == pytest.approx((1, 3 * 0.2))
+
+
+def exact_chances(sampling: Sampling, count: int) -> list[Fraction]:
+    """The probability of each number of a patient's examples in a batch, without rounding."""
+    records, batch = sampling.records, sampling.batch_size
+    if sampling.scheme == "poisson":
+        q = Fraction(sampling.sample_rate)
+        return [math.comb(count, j) * q**j * (1 - q) ** (count - j) for j in range(count + 1)]
+    return [
+        Fraction(math.comb(count, j) * math.comb(records - count, batch - j))
+        / math.comb(records, batch)
+        for j in range(min(count, batch) + 1)
+    ]
+
+
+@pytest.mark.parametrize("records", [1016, 5000, 10**6, 74_630_187, 789_374_333, 10**9])
+@pytest.mark.parametrize(("batch", "count"), [(24, 2), (1, 5), (20, 10), (300, 8), (1014, 2)])
+@pytest.mark.parametrize("scheme", ["poisson", "uniform"])
+def test_the_number_of_a_patients_examples_has_its_exact_chances(
+    scheme: Scheme, batch: int, count: int, records: int
+) -> None:
+    """In fractions. By log-gamma functions, that of none was above 1 for 10⁹ examples."""
+    sampling = Sampling(scheme, batch / records, batch, records)
+    draws = acc.patients_draws(sampling.sample_rate, count)
+    if scheme == "uniform":
+        draws = acc.patients_share(sampling, count)
+    exact = exact_chances(sampling, count)
+    assert draws.drawn == pytest.approx(float(1 - exact[0]), rel=1e-11)
+    for log_weight, chance in zip(draws.log_weights, exact, strict=False):
+        assert math.exp(log_weight) == pytest.approx(float(chance), rel=1e-11)
+
+
+@pytest.mark.parametrize(("batch", "records"), [(93, 74_630_187), (1014, 789_374_333)])
+def test_a_patients_epsilon_is_right_however_many_examples_there_are(
+    batch: int, records: int
+) -> None:
+    """It was NaN or an error. Two of so many are hardly ever drawn at once."""
+    sampling = Sampling("uniform", batch / records, batch, records)
+    release = Mechanism.of_z(40.0, sampling)
+    low, high = acc.patient_interval(release, 2, 10**6, 1e-9)
+    mu = 2 * batch / records * math.sqrt(10**6 * math.expm1(40.0**-2))  # by the limit theorem
+    assert 0 <= low <= high
+    assert acc.gdp_epsilon(mu, 1e-9) < high < 1.2 * acc.gdp_epsilon(mu, 1e-9)
+    assert compose_epsilon([SpentSteps(40.0, sampling, 10**6, 2)], 1e-9) == high
 
 
 def test_of_a_patient_in_a_cycle_only_an_examples_epsilon_is_known() -> None:

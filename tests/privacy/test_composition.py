@@ -238,7 +238,7 @@ def test_of_nodes_with_the_same_rate_the_one_that_holds_most_of_a_patient_counts
 def test_of_any_nodes_the_bound_is_at_least_that_of_each(scheme: str) -> None:
     """In random settings, alone and beside other steps of the same examples."""
     rng = np.random.default_rng(3)
-    for _ in range(25):
+    for _ in range(12):
         count, steps = int(rng.integers(1, 30)), int(10 ** rng.uniform(0, 2))
         samplings = []
         for size in rng.integers(4, 500, size=3):

@@ -405,6 +405,16 @@ def test_an_infinite_loss_is_charged_to_delta_and_lowers_no_divergence() -> None
     assert epsilon == pytest.approx(expected, rel=1e-3)
 
 
+def test_an_epsilon_that_is_not_a_number_is_infinite() -> None:
+    """A budget that compares with NaN allows everything."""
+    for mass, infinite in ([math.nan, 1.0], 0.0), ([0.5, math.nan], 0.0), ([1.0], math.nan):
+        unknown = Law(1.0, 0, np.array(mass), infinite)
+        for steps in (1, 3):
+            assert epsilon((NO_LOSS, unknown), steps, 1e-5) == math.inf
+            if not math.isnan(infinite):
+                assert module.epsilon_at_least(unknown, steps, 1e-5) == 0.0
+
+
 def test_a_mixture_keeps_the_chance_of_one_however_small() -> None:
     assert several_examples(np.array([0.0, -100.0])).log_weights == (0.0, -100.0)
     cut = several_examples(np.array([0.0, -10.0, -100.0, -101.0]))

@@ -592,15 +592,34 @@ def _draws_of_step(sampling: Sampling, count: int) -> Mixture:
 
 def patients_draws(rate: float, count: int) -> Mixture:
     """Return the distribution of the number of a patient's examples in a Poisson batch."""
-    drawn = np.arange(count + 1)
-    return several_examples(stats.binom.logpmf(drawn, count, rate))
+    drawn = np.arange(count)
+    log_odds = math.log(rate) - math.log1p(-rate)
+    log_ratios = np.log(count - drawn) - np.log(drawn + 1) + log_odds
+    return several_examples(_log_chances(log_ratios))
 
 
 def patients_share(sampling: Sampling, count: int) -> Mixture:
     """Return the distribution of the number of a patient's examples in a fixed-size batch."""
     batch = sampling.batch_size
-    drawn = np.arange(min(count, batch) + 1)
-    return several_examples(stats.hypergeom.logpmf(drawn, sampling.records, count, batch))
+    fewest = max(0, count + batch - sampling.records)
+    drawn = np.arange(fewest, min(count, batch))
+    log_pairs = np.log(count - drawn) + np.log(batch - drawn)
+    others_left = sampling.records - count - batch + drawn + 1
+    log_chances = _log_chances(log_pairs - np.log(drawn + 1) - np.log(others_left))
+    return several_examples(np.append(np.full(fewest, -math.inf), log_chances))
+
+
+def _log_chances(log_ratios: np.ndarray) -> np.ndarray:
+    """Return the log-probabilities of 0, 1, ..., of which `log_ratios` are the differences.
+
+    The probability of 0 keeps its digits, however close to 1 it is. Differences of log-gamma
+    functions, as in scipy, lose them all where the data set has 10⁹ examples.
+    """
+    log_weights = np.append(0.0, np.cumsum(log_ratios))
+    largest = int(np.argmax(log_weights))
+    log_weights -= log_weights[largest]
+    others = np.exp(np.delete(log_weights, largest))
+    return log_weights - math.log1p(others.sum())
 
 
 def affordable_steps(

@@ -286,6 +286,8 @@ def epsilon_at_least(
     deviation = raised + fluctuation
     rounding = law.width * min(steps, deviation)
     composed = _compose(law, steps, delta)
+    if math.isnan(float(composed.mass.sum())):
+        return 0.0
     # losses below 0 do not matter for an ε of at least 0, and can overflow
     negative = max(0, -composed.first)
     grid = dp_accounting.pld.pld_pmf.DensePLDPmf(
@@ -373,7 +375,10 @@ def _epsilon(
     parts: Sequence[tuple[Law, int]],
     delta: float,
 ) -> float:
-    """Return an upper bound on the ε of so many steps of each law."""
+    """Return an upper bound on the ε of so many steps of each law.
+
+    It is ∞ if a probability is NaN: an ε of NaN would be within every budget.
+    """
     first_law, first_steps = parts[0]
     mass, first, truncated, rounding = _compose(first_law, first_steps, delta)
     for law, steps in parts[1:]:
@@ -382,9 +387,11 @@ def _epsilon(
         first += other.first
         truncated += other.truncated
         rounding += other.rounding + added
+    infinite = truncated - math.expm1(_log_finite(parts))
+    if math.isnan(float(mass.sum()) + infinite):
+        return math.inf
     if rounding > delta / 2:
         return _epsilon_by_moments(parts, delta)
-    infinite = truncated - math.expm1(_log_finite(parts))
     composed = dp_accounting.pld.pld_pmf.DensePLDPmf(
         first_law.width, first, mass, infinite, pessimistic_estimate=True
     )
