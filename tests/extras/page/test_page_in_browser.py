@@ -282,3 +282,35 @@ def test_runs_without_epsilon_or_epochs_have_no_curve_against_it(
         page.click("#runs-table .tabulator-row >> nth=0 >> a")
         assert page.locator("#run-curves select").count() == 0
         assert seen.messages == []
+
+
+def test_the_chart_says_what_it_leaves_out_and_mixes(browser: Browser, tmp_path: Path) -> None:
+    """Diverged runs vanished, and ε of patients and of images shared the axis without a word."""
+    for number, value in enumerate((0.5, math.nan, 0.7)):
+        run = own(f"r{number}", number, value)
+        run["privacy"] |= {"epsilon_tight": 2.0, "epsilon_of": "patient" if number else "image"}
+        save(tmp_path, run)
+    with see(browser, write_page(tmp_path), WIDE) as seen:
+        note = seen.page.inner_text("#scatter-note")
+        assert note.startswith("Not drawn: 1 run with an undefined or infinite metric")
+        assert "not comparable: image at δ = 0.00001; patient at δ = 0.00001." in note
+        seen.page.select_option("[name=epsilon_of]", "image")
+        assert seen.page.inner_text("#scatter-note") == ""
+        assert seen.messages == []
+
+
+def test_many_labels_have_different_points(browser: Browser, tmp_path: Path) -> None:
+    """The ninth looked like the first."""
+    for number in range(70):
+        run = own(f"r{number:02}", number, 0.5)
+        run["privacy"] |= {"epsilon_tight": 2.0}
+        save(tmp_path, run)
+    looks = """Chart.getChart('scatter').data.datasets.map(
+        (set) => `${set.borderColor} ${set.pointStyle}`)"""
+    with see(browser, write_page(tmp_path), WIDE) as seen:
+        seen.page.select_option("#scatter-colour", "recipe")
+        assert len(set(seen.page.evaluate(looks))) == 64
+        labels = seen.page.evaluate(
+            "Chart.getChart('scatter').data.datasets.map((set) => set.label)"
+        )
+        assert labels[-1] == "7 others"

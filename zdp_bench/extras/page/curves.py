@@ -45,9 +45,9 @@ def curves_of(record: Record) -> Curves:
     for metrics in (("loss", headline), (headline,)):  # the second for tasks without a loss
         columns = ("step", "epsilon_tight", *metrics)
         evaluations = [row for row in rows if _is_complete(row, columns)]
-        epoch_ends = [row for row in evaluations if row.get("epoch")]
+        epoch_ends = [row for row in evaluations if _ends_epoch(row)]
         if len(evaluations) > 1 and epoch_ends:
-            steps_per_epoch = epoch_ends[0]["step"] / epoch_ends[0]["epoch"]
+            steps_per_epoch = epoch_ends[-1]["step"] / epoch_ends[-1]["epoch"]
             return _columns(evaluations, metrics, steps_per_epoch)
     return {}
 
@@ -57,10 +57,21 @@ def _columns(
 ) -> Curves:
     """Return the values of at most `MAX_POINTS` evaluations by name."""
     points = _thin(evaluations)
-    curves = {"epoch": [_rounded(row["step"] / steps_per_epoch) for row in points]}
+    curves = {"epoch": [_rounded(_epoch_of(row, steps_per_epoch)) for row in points]}
     for name in ("epsilon_tight", *metrics):
         curves[name] = [_rounded(row[name]) for row in points]
     return curves
+
+
+def _ends_epoch(row: dict[str, Any]) -> bool:
+    """Return whether an evaluation is that after a whole epoch."""
+    return type(row.get("epoch")) in (int, float) and row["epoch"] > 0
+
+
+def _epoch_of(row: dict[str, Any], steps_per_epoch: float) -> float:
+    """Return the epoch of an evaluation: an epoch's steps may be no whole number, such as 2.5."""
+    epoch: float = row["epoch"] if _ends_epoch(row) else row["step"] / steps_per_epoch
+    return epoch
 
 
 def _is_complete(row: Any, columns: tuple[str, ...]) -> bool:

@@ -28,6 +28,7 @@ from markdown_it.token import Token
 from markupsafe import Markup, escape
 
 from zdp_bench import __version__, records
+from zdp_bench.errors import UserError
 from zdp_bench.extras.page.curves import curves_of_all
 from zdp_bench.foreign_files import MAX_JSON, MAX_TABLE, read_bytes, read_text, reading
 from zdp_bench.records import Record
@@ -142,7 +143,7 @@ def runs_of(all_runs: list[Record], results: Path, page: Path) -> dict[str, Any]
         facts: dict[str, Any] = {"cells": _cells(run, line, title)}
         if run.path:
             from_page = Path(os.path.relpath(run.path, page.parent))
-            facts["record"] = quote(from_page.as_posix())
+            facts["record"] = quote(os.fsencode(from_page))
         for heading, section in SECTIONS.items():
             indices = pairs.indices_of(run.values.get(section) or {})
             if indices:
@@ -235,6 +236,8 @@ def _cells(run: Record, line: dict[Any, Any], title: str) -> dict[str, Any]:
 def _parts(shown: set[str], results: Path) -> list[tuple[str, str, str, list[tuple[str, Markup]]]]:
     """Return (anchor, heading, description, [(title, table)]) of each part with tables.
 
+    Files that cannot be read are left out with a warning.
+
     Args:
         shown: the file stems of tables that the page shows elsewhere.
         results: the results folder.
@@ -244,14 +247,18 @@ def _parts(shown: set[str], results: Path) -> list[tuple[str, str, str, list[tup
         if file.stem in shown:
             continue
         start = next(start for start in PARTS if file.stem.startswith(start))
-        text = read_text(file, MAX_TABLE).lstrip()
+        try:
+            text = read_text(file, MAX_TABLE).lstrip()
+        except UserError as error:
+            records.warn_left_out(str(error))
+            continue
         title = text.partition("\n")[0].removeprefix("# ")
         tables_of[start].append((title, _markdown(text)))
     return [(*PARTS[start], tables) for start, tables in tables_of.items() if tables]
 
 
 def _figures(results: Path) -> list[tuple[str, str, str, str]]:
-    """Return (file stem, caption, data URL, CSS class) of each figure.
+    """Return (file stem, caption, data URL, CSS class) of each figure that can be read.
 
     In dark mode, the page inverts the colours of figures, except for those with photographs.
     """
@@ -259,13 +266,18 @@ def _figures(results: Path) -> list[tuple[str, str, str, str]]:
     captions = papers.captions() if files else {}
     figures = []
     for file in files:
-        with reading(file):
-            drawing = read_bytes(file, MAX_JSON)
-        caption = captions.get(file.stem, file.stem.replace("_", " "))
+        try:
+            with reading(file):
+                drawing = read_bytes(file, MAX_JSON)
+        except UserError as error:
+            records.warn_left_out(str(error))
+            continue
+        stem = os.fsencode(file.stem).decode(errors="replace")
+        caption = captions.get(stem, names.words(stem))
         # As an image, an SVG cannot run scripts or follow links.
         address = f"data:image/svg+xml;base64,{b64encode(drawing).decode()}"
         look = "photograph" if b"<image" in drawing else "lines"
-        figures.append((file.stem, caption, address, look))
+        figures.append((stem, caption, address, look))
     return figures
 
 

@@ -59,21 +59,47 @@ dark.addEventListener("change", () => paint(dark.matches));
 addEventListener("beforeprint", () => paint(false)); // print on white paper
 addEventListener("afterprint", () => paint(dark.matches));
 
-// Draw utility against ε. Non-private runs are at the right edge, labelled ∞.
+// The look of the point or curve with an index: 64 differ, as each colour gets another shape in the next round.
+const MAX_LOOKS = COLOURS.length * POINTS.length;
+const colourAt = (index) => COLOURS[index % COLOURS.length];
+const pointAt = (index) => POINTS[(index + Math.floor(index / COLOURS.length)) % POINTS.length];
+
+// Return what a run's ε protects, such as "patient at δ = 0.001".
+const guaranteeOf = (row) => `${row.epsilon_of ?? "example"} at δ = ${row.delta}`;
+
+const MAX_KINDS = 4;
+
+// Return what the chart of utility against ε leaves out or mixes, in words.
+function noteOf(rows, shown) {
+  const notes = [];
+  const missing = rows.length - shown.length;
+  if (missing) notes.push(`Not drawn: ${missing} ${missing === 1 ? "run" : "runs"} with an undefined or infinite metric, or a tight ε of 0.`);
+  const kinds = [...new Set(shown.filter((row) => Number.isFinite(row.epsilon_tight)).map(guaranteeOf))].sort();
+  const more = kinds.length > MAX_KINDS ? `; and ${kinds.length - MAX_KINDS} more` : "";
+  const listed = `${kinds.slice(0, MAX_KINDS).join("; ")}${more}`;
+  if (kinds.length > 1) notes.push(`These ε are not comparable: ${listed}. Filter the table.`);
+  return notes.join(" ");
+}
+
+// Draw utility against ε, and return a note. Runs with an infinite ε are at the right edge, labelled ∞.
 function drawScatter(rows, metric, colour, open) {
   scatter?.destroy();
-  const shown = rows.filter((row) => row.metric === metric && row.epsilon_tight > 0 && Number.isFinite(row.value));
+  const withMetric = rows.filter((row) => row.metric === metric);
+  const shown = withMetric.filter((row) => row.epsilon_tight > 0 && Number.isFinite(row.value));
   const finite = shown.map((row) => row.epsilon_tight).filter(Number.isFinite);
   const edge = 10 ** Math.ceil(Math.log10(2 * Math.max(1, ...finite)));
-  const labels = [...new Set(shown.map((row) => row[colour] ?? ""))].sort();
+  const values = [...new Set(shown.map((row) => row[colour] ?? ""))].sort();
+  const named = values.length > MAX_LOOKS ? values.slice(0, MAX_LOOKS - 1) : values;
+  const labelOf = (row) => (named.includes(row[colour] ?? "") ? (row[colour] ?? "") : `${values.length - named.length} others`);
+  const labels = [...new Set([...named, ...shown.map(labelOf)])];
   const datasets = labels.map((label, index) => ({
     label,
     data: shown
-      .filter((row) => (row[colour] ?? "") === label)
+      .filter((row) => labelOf(row) === label)
       .map((row) => ({ x: Math.min(row.epsilon_tight, edge), y: inUnit(row.value, metric), row })),
-    backgroundColor: `${COLOURS[index % COLOURS.length]}b0`,
-    borderColor: COLOURS[index % COLOURS.length],
-    pointStyle: POINTS[index % POINTS.length],
+    backgroundColor: `${colourAt(index)}b0`,
+    borderColor: colourAt(index),
+    pointStyle: pointAt(index),
     clip: 8,
     radius: 5,
     hoverRadius: 7,
@@ -85,7 +111,7 @@ function drawScatter(rows, metric, colour, open) {
     return isLabelled ? WRITE.epsilon(value) : "";
   };
   const about = ({ raw: { row } }) => [
-    `${WRITE.value(row.value, metric)} at tight ε ${WRITE.epsilon(row.epsilon_tight)}`,
+    `${WRITE.value(row.value, metric)} at tight ε ${WRITE.epsilon(row.epsilon_tight)} (${guaranteeOf(row)})`,
     `${row.what}, ${row.algorithm}`,
   ];
   const title = (text) => ({ title: { display: true, text }, grid: {} });
@@ -95,7 +121,7 @@ function drawScatter(rows, metric, colour, open) {
     data: { datasets },
     options: {
       scales: {
-        x: { ...title("tight ε; ∞: non-private"), type: "logarithmic", ticks, max: edge * 1.3 },
+        x: { ...title("tight ε; ∞: non-private or unbounded"), type: "logarithmic", ticks, max: edge * 1.3 },
         y: { ...title(axisOf(metric)), ticks: {} },
       },
       plugins: { tooltip: { callbacks: { title: (items) => items[0].raw.row.name, label: about } } },
@@ -103,4 +129,5 @@ function drawScatter(rows, metric, colour, open) {
       onHover: (event, found) => (event.native.target.style.cursor = found.length ? "pointer" : "default"),
     },
   });
+  return noteOf(withMetric, shown);
 }

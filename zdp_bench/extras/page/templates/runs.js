@@ -30,6 +30,7 @@ const FILTERS = {
   model: "any network",
   dataset: "any data set",
   metric: "any metric",
+  epsilon_of: "ε of any unit",
   provenance: "any provenance",
   recipe: "any recipe",
   paper: "any table",
@@ -146,7 +147,7 @@ function redrawScatter() {
   const shownMetrics = metrics.filter((metric) => countOf(shown, metric));
   const mostFrequent = [...shownMetrics].sort((a, b) => countOf(shown, b) - countOf(shown, a))[0];
   $("scatter-metric").value = shownMetrics.includes(chosenMetric) ? chosenMetric : (mostFrequent ?? chosenMetric);
-  drawScatter(shown, $("scatter-metric").value, $("scatter-colour").value, goTo);
+  $("scatter-note").textContent = drawScatter(shown, $("scatter-metric").value, $("scatter-colour").value, goTo);
 }
 
 table.on("dataFiltered", (_, rows) => {
