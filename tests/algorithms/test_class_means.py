@@ -229,6 +229,17 @@ def test_a_linear_layer_on_several_rows_of_an_example_is_refused() -> None:
         algorithm.contributions((torch.randn(2, 4, 5), torch.tensor([0, 1])))
 
 
+class Scaled(nn.Linear):
+    """Has a trained factor, which a start would set to 0."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.factor = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * super().forward(x)
+
+
 def test_what_is_no_linear_layer_or_class_is_refused() -> None:
     for model, own in (("real_mlp", {"hidden": [4]}), ("complex_linear", {})):
         problem = Problem(lookup("model", model)((5,), 3, **own), Classification().loss, ONCE)
@@ -237,10 +248,11 @@ def test_what_is_no_linear_layer_or_class_is_refused() -> None:
     behind_a_norm = torch.nn.Sequential(torch.nn.LayerNorm(5), torch.nn.Linear(5, 3))
     with pytest.raises(UserError, match="a linear model, such as real_linear"):
         ClassMeans(Problem(behind_a_norm, Classification().loss, ONCE), noise_multiplier=1.0)
-    frozen = nn.Linear(5, 3)
+    frozen, scaled = nn.Linear(5, 3), Scaled(5, 3)
     frozen.weight.requires_grad_(False)
-    with pytest.raises(UserError, match="one real linear layer, which must be trained"):
-        ClassMeans(Problem(frozen, Classification().loss, ONCE), noise_multiplier=1.0)
+    for layer in (frozen, scaled):
+        with pytest.raises(UserError, match="one real linear layer, which must be trained"):
+            ClassMeans(Problem(layer, Classification().loss, ONCE), noise_multiplier=1.0)
     two_classes = Problem(nn.Sequential(nn.Linear(5, 2)), Classification().loss, ONCE)
     algorithm = ClassMeans(two_classes, noise_multiplier=1.0)
     for targets in (torch.rand(4), torch.zeros(4, 2).long()):

@@ -28,6 +28,7 @@ from zdp_bench.gradients.clipping import SAFETY, trainable, zero_rows
 from zdp_bench.gradients.program import is_ours
 from zdp_bench.gradients.reference import run_apart
 from zdp_bench.gradients.shares import cut
+from zdp_bench.nn.memory_format import MapLinear
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism
 from zdp_bench.registry import register
@@ -47,8 +48,9 @@ def _find_real_layer(model: nn.Module) -> nn.Linear | None:
         return None
     (layer,) = layers
     has_all = set(trainable(model).values()) <= set(layer.parameters())
-    is_trained_alone = has_all and layer.weight.requires_grad
-    return layer if is_trained_alone and not layer.weight.is_complex() else None
+    # A derived type may have other parameters, such as a factor that a start would set to 0.
+    is_plain = type(layer) in (nn.Linear, MapLinear) and not layer.weight.is_complex()
+    return layer if is_plain and has_all and layer.weight.requires_grad else None
 
 
 def _compute_layer_inputs(model: nn.Module, inputs: Tensor) -> Tensor:
