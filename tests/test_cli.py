@@ -163,7 +163,11 @@ MISTAKES = [
     ("run receipe=quickstart", "`zdp-bench list recipes`"),
     ("validate recipe=quickstart paths.results=pyproject.toml/x", "pyproject.toml/x: Not a"),
     ("run recipe=quickstart model=/", "model '/' is not known. The nearest of "),
-    ("validate recipe=quickstart launcher=joblib", "add -m"),
+    ("validate recipe=quickstart launcher=joblib", "sweep with `zdp-bench run -m`"),
+    ("reproduce zeta_dp_2021/1 launcher=joblib", "use --launcher NAME"),
+    ("reproduce zeta_dp_2021/1 seed=1,2", "use --seeds N"),
+    ("reproduce zeta_dp_2021/1 paths={results:b}", "set each key by itself, such as paths.data"),
+    ("reproduce threads=1 zeta_dp_2021/99 --plan", "'zeta_dp_2021/99'"),
     ("reproduce zeta_dp_2021/1 trainer.epochs=1", "trainer.epochs: "),
     ("reproduce zeta_dp_2021/1 recipe=quickstart", "recipe: "),
     ("reproduce zeta_dp_2021/1 seed=3", "--seeds N"),
@@ -305,13 +309,15 @@ def test_the_help_has_every_verb_in_a_group_on_one_line_of_80_columns() -> None:
 
 
 def test_a_configuration_is_shown_and_nothing_is_run(
-    capsys: pytest.CaptureFixture[str], here: Path
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("ZDP_DATA", "")
     code, out, _ = run(capsys, "run", "--show-config", "recipe=quickstart", "optimizer.lr=0.25")
     assert code == 0
     shown = yaml.safe_load(out)
     assert (shown["recipe"], shown["optimizer"]["lr"]) == ("quickstart", 0.25)
     assert not {"hydra", "launcher"} & set(shown)
+    assert shown["paths"]["data"] == "~/.cache/zdp-bench"  # as if ZDP_DATA were not set
     replaced = ["recipe=quickstart", "algorithm=sgd", "privacy.max_epsilon=null"]
     shown = yaml.safe_load(run(capsys, "run", "--show-config", *replaced)[1])
     assert shown["algorithm"] == {"name": "sgd"}  # without the recipe's options of zeta_dp_sgd
@@ -517,6 +523,14 @@ def test_a_secret_is_hidden_in_each_place_and_with_its_line_breaks(
     message = leave([*words, "seed=${oc.env:SECRET}", "recipe=quickstart"], capsys)
     assert "ter2" not in message
     assert "seed=${oc.env:SECRET}" in message
+
+
+def test_the_number_of_a_job_is_not_hidden(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`optimizer.lr=-1.51` was shown as -${oc.env:JOB}.5${oc.env:JOB}."""
+    monkeypatch.setenv("JOB", "1")
+    assert "lr=-1.51: " in leave([*RUN, "seed=${oc.env:JOB}", "optimizer.lr=-1.51"], capsys)
 
 
 def test_a_reference_in_the_results_folder_is_resolved_by_reproduce(

@@ -7,9 +7,11 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from hydra.types import RunMode
 
 from zdp_bench import assets
 from zdp_bench.config import check, configured
+from zdp_bench.config.compose import hydra_session
 from zdp_bench.config.digests import experiment_digest, run_digest
 from zdp_bench.config.plugins import (
     TORCH,
@@ -114,6 +116,17 @@ def test_a_misspelt_key_inside_a_recipe_is_refused(
         (tmp_path / f"r{number}.yaml").write_text(body)
         with pytest.raises(UserError, match=message):
             configured([f"recipe=r{number}"])
+
+
+def test_hydras_folder_is_within_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with the name ~ was made in the working folder."""
+    monkeypatch.setenv("HOME", "/me")
+    words = ["recipe=quickstart", "paths.results='~/mine'", "launcher=submitit"]
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    with hydra_session() as driver:
+        hydra_config = driver.compose_config("config", words, run_mode=RunMode.MULTIRUN).hydra
+    assert hydra_config.run.dir == hydra_config.sweep.dir == "/me/mine/runs/.hydra"
+    assert hydra_config.launcher.submitit_folder == "/me/mine/runs/.submitit/%j"
 
 
 def test_options_need_immutable_defaults() -> None:

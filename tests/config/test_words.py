@@ -65,7 +65,13 @@ MISTAKES = [
     ("[3", "'[3' is not an override: write key=value"),
     ("recipe=", "recipe '' is not known."),
     ("+trainer.epochs=3", "An item is already at 'trainer.epochs'"),
-    ("seed=1,2", "seed=1,2: "),
+    ("seed=1,2", "seed=1,2: has several values; give one, or sweep with `zdp-bench run -m`"),
+    ("launcher=joblib", "sweep with `zdp-bench run -m`"),
+    ("federated={local_steps:2}", "set each key by itself, such as federated.nodes=VALUE"),
+    ("claims={row:1e3}", "set each key by itself"),
+    ("privacy=[]", "set each key by itself"),
+    ("+model.hidden.x=3", "+model.hidden.x=3: Index 'x' (str) is not an int."),
+    ("model.hidden={a:1}", "model.hidden={a:1}: Cannot merge"),
     ("+scheduler=step_lr", "a run has one scheduler; write scheduler=NAME"),
     ("=adam", "'=adam' is not an override: write key=value"),
     ("algorithm=3", "algorithm '3' is not known. ...Allowed: ...dp_sgd"),
@@ -144,6 +150,8 @@ TEXTS = [
         ("name=2024_11", 'name="2024_11"'),
         ("notes=1.50", 'notes="1.50"'),
         ("name=1e3", 'name="1e3"'),
+        ("name=True", 'name="True"'),
+        ("tags=[True,a]", 'tags=["True",a]'),
     ),
     *(("+tags=[a,1_2,3]", '+tags=[a,"1_2",3]'), ("paths.results=1e3", 'paths.results="1e3"')),
     *(("dataset.path=2024_01,x", 'dataset.path="2024_01",x'), ("name=true", 'name="true"')),
@@ -165,6 +173,50 @@ TEXTS = [
 @pytest.mark.parametrize(("typed", "read"), TEXTS, ids=[typed for typed, _ in TEXTS])
 def test_texts_keep_the_words_as_typed(typed: str, read: str) -> None:
     assert [override.input_line for override in read_words([typed], sweep=True)] == [read]
+
+
+@pytest.mark.parametrize(
+    "word", ["name=choice(1e3,2)", "tags=[1e3],[2_0]", "name='a,b',1e3", "name=choice(a,True)"]
+)
+def test_a_text_that_would_change_is_refused(word: str) -> None:
+    """1e3 was 1000.0, and 2_0 was 20."""
+    with pytest.raises(UserError, match="in quotes"):
+        read_words([word], sweep=True)
+
+
+@pytest.mark.parametrize("values", ["range(0,inf)", "range(nan,3)", "range(0,1e9)", "range(0,4,0)"])
+def test_a_range_without_end_is_refused(values: str) -> None:
+    """Hydra lists all values of a range, which never ended."""
+    assert read_words(["seed=range(0,1,0.0001)"], sweep=True)
+    with pytest.raises(UserError, match="at most 10,000 values"):
+        read_words([f"seed={values}"], sweep=True)
+
+
+SWEEP_MISTAKES = [
+    ("launcher=joblib optimizer.foo=1,2", "key 'optimizer.foo' is not known"),
+    ("model=glob(complex_m*) optimizer.foo=1", "key 'optimizer.foo' is not known"),
+    ("hydra.sweeper.params.seed=3", "hydra.launcher.*, hydra.sweeper.max_batch_size and"),
+    ("hydra.sweeper.max_batch_size=0", "max_batch_size=0: must be greater than"),
+    ("launcher=joblib hydra.launcher.n_jobs=x", "n_jobs=x: Value 'x' of type 'str' could not"),
+    ("launcher=joblib hydra.launcher.n_jobs=0", "n_jobs=0' cannot be carried out: n_jobs == 0"),
+]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("words", "says"), SWEEP_MISTAKES, ids=[line[0] for line in SWEEP_MISTAKES]
+)
+def test_a_mistake_of_a_sweep_is_named(
+    words: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "joblib" in words:
+        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    assert says in leave(["run", "-m", "recipe=quickstart", *words.split(), *TINY], capsys)
+
+
+def test_a_launchers_value_may_be_a_path() -> None:
+    word = "hydra.launcher.submitit_folder=/scratch/logs"
+    assert read_words([word], sweep=True)[0].value() == "/scratch/logs"
 
 
 def test_a_name_may_look_like_a_number() -> None:
@@ -296,6 +348,14 @@ def test_two_files_of_one_name_are_refused(mine: Path, other: str) -> None:
     assert read_words([f"recipe={mine},{path_as_typed}"], sweep=True)  # the same file
 
 
+def test_several_files_are_named_in_each_form_of_a_sweep(mine: Path) -> None:
+    other = mine.with_name("other.yaml")
+    other.write_text(MINE)
+    for value in (f"choice({mine},{other})", f"{mine}, {other}"):
+        (override,) = read_words([f"recipe={value}"], sweep=True)
+        assert override.input_line == "recipe=mine,other"
+
+
 def test_a_files_name_may_be_in_quotes(mine: Path) -> None:
     assert configured([f'recipe="{mine}"', 'launcher="local"']).recipe == "mine"
 
@@ -322,8 +382,19 @@ def test_a_recipe_that_is_a_link_to_itself_is_refused(tmp_path: Path) -> None:
 
 WRONG = [
     ("none.yaml", None, "file not found"),
-    ("quickstart.yaml", MINE, "differs from zdp-bench's own recipes"),
-    ("a-b.yaml", MINE, "letters, digits and _"),
+    ("quickstart.yaml", MINE, "and our own recipes"),
+    ("a-b.yaml", MINE, "0-9 and _"),
+    ("aé.yaml", MINE, "0-9 and _"),
+    ("NULL.yaml", MINE, "differs from false, inf, nan, null, true"),
+    ("optimizer.yaml", MINE + "optimizer: adam", "'- override /optimizer: adam'"),
+    ("trainer.yaml", "trainer: uniform", "'- override /trainer: uniform'"),
+    ("path.yaml", "dataset: {path: 2024_01}", "dataset.path: 2024_01: YAML reads this as 202401"),
+    ("tags.yaml", "tags: [a, 010]", "tags: 010: YAML reads this as 8; put it in quotes"),
+    (
+        "names.yaml",
+        "hydra: {sweeper: {params: {name: '1e3,a'}}}",
+        "hydra.sweeper.params.name: 1e3,a: has a number",
+    ),
     ("list.yaml", "- 1\n", "holds no keys of a run"),
     ("broken.yaml", "a: [1\n", r"broken.yaml: is not valid YAML in line 2: expected ',' or '\]'"),
 ]

@@ -48,6 +48,8 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # some encodings lack ε
+    if os.environ.get("ZDP_DATA") == "":
+        del os.environ["ZDP_DATA"]  # to Hydra, an empty variable is not an unset one
     try:
         code = _run_command(list(sys.argv[1:] if words is None else words))
     except BrokenPipeError:  # what it would have found is unknown, so this is no success

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from zdp_bench.report.sheet import Sheet
 
 RESULTS = Path("results")
+MIN_SECRET = 4  # characters; a shorter value, such as a number of a job, is no password
 FORMS = ("md", "csv", "json")  # those of `report.sheet`, which is too slow to import for --help
 
 
@@ -135,6 +136,6 @@ def hide_environment(text: str, words: Sequence[str]) -> str:
     value_of = {name: str(UserError(os.environ.get(name, ""))) for name in names}
     # The longest value comes first, because a shorter one may be a part of it.
     for name in sorted(names, key=lambda name: -len(value_of[name])):
-        if value_of[name]:
+        if len(value_of[name]) >= MIN_SECRET:
             text = text.replace(value_of[name], f"${{oc.env:{name}}}")
     return text

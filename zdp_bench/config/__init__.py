@@ -65,6 +65,12 @@ def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
 
 def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
     """Check a configuration of plain values without references; see `parse`."""
+    for kind in GROUPS:
+        if not isinstance(node := plain.get(kind) or {}, dict):
+            raise UserError(
+                f"{kind}: {node}: a recipe chooses it in its defaults, as '- override /{kind}: "
+                f"{node}'."
+            )
     checked: dict[str, Any] = {
         name: check_section(schema, plain.get(name) or {}, name)
         for name, schema in SECTIONS.items()
@@ -74,11 +80,6 @@ def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
         raise unknown("key", min(unknown_keys), KEYS)
     typed = {split_word(word)[0].lstrip("~") for word in overrides}
     scalars = _remove_labels(check_section(Scalars, ungrouped, ""), typed)
-    for kind in (*PLUGINS, "accountant"):
-        if not isinstance(plain.get(kind) or {}, dict):
-            raise UserError(
-                f"{kind}={plain[kind]}: name one with {kind}=NAME, or set one of its keys."
-            )
     types = {"name": (str, REQUIRED)}
     accountant = check_types(types, plain.get("accountant") or {}, "accountant")["name"]
     if accountant not in files("accountant"):

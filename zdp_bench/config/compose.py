@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -160,6 +161,8 @@ def choose(key: Any, options: dict[Any, Any]) -> Any:
 
 
 OmegaConf.register_new_resolver("choose", choose, replace=True)
+# Hydra's own folders in `conf`, whose ~ is the home folder, as in `Run.results`.
+OmegaConf.register_new_resolver("home", os.path.expanduser, replace=True)
 
 
 def group_options(group: str) -> list[str]:

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import (
@@ -33,7 +34,7 @@ from omegaconf.errors import OmegaConfBaseException
 from zdp_bench.config.compose import files, group_options
 from zdp_bench.config.plugins import option_takes_text, plugin_keys
 from zdp_bench.config.schema import COMMON_KEYS, GROUPS, PLUGINS, SECTIONS, Run, Scalars
-from zdp_bench.config.types import hints_of, takes_text
+from zdp_bench.config.types import Count, check_value, hints_of, takes_text
 from zdp_bench.disk import expand_home
 from zdp_bench.errors import UserError, first_line, unknown
 from zdp_bench.foreign_files import parse_yaml, read_text
@@ -52,7 +53,9 @@ COMBINING = {
     "representation": " For several side by side, add representation=joined "
     "'representation.parts=[scattering,patches]'."
 }
-LAUNCHING = ("hydra.launcher.", "hydra/launcher", "hydra.sweeper.")
+BATCH = "hydra.sweeper.max_batch_size"
+LAUNCHING = ("hydra.launcher.", "hydra/launcher", BATCH)
+MAX_RANGE = 10_000  # values of a range
 
 
 def read_words(words: Sequence[str], sweep: bool = False) -> list[Override]:
@@ -85,16 +88,37 @@ def _quote_texts(word: str) -> str:
     values = values if isinstance(values, list) else [values]
     texts = typed.strip(opening + closing).split(",")
     quoted = list(map(_quote_if_changed, texts, values))
-    # Neither a function, such as choice(1,2), nor a comma in quotes.
-    is_plain = "(" not in typed and len(texts) == len(values)
-    if not is_plain or quoted == texts or not _takes_text(str(override.key_or_group)):
+    # Neither a function, such as choice(1,2), nor several lists, nor a comma in quotes.
+    has_lists = any(isinstance(value, list) for value in values)
+    is_plain = "(" not in typed and not has_lists and len(texts) == len(values)
+    if (is_plain and quoted == texts) or not _takes_text(str(override.key_or_group)):
+        return word
+    if not is_plain:
+        tokens = re.split(r"[\s,()\[\]]+", typed)
+        for number in _numbers_in(values):
+            if isinstance(number, bool) or str(number) not in tokens:
+                raise UserError(
+                    f"{word}: is a text, of which a part would be read as {number}; put each of "
+                    "its values in quotes."
+                )
         return word
     return f"{start}={opening}{','.join(quoted)}{closing}"
 
 
+def _numbers_in(values: Any) -> Iterator[int | float]:
+    """Yield the numbers and truth values in nested lists."""
+    if isinstance(values, list):
+        for value in values:
+            yield from _numbers_in(value)
+    elif isinstance(values, int | float):
+        yield values
+
+
 def _quote_if_changed(text: str, value: Any) -> str:
     """Return a typed text in quotes if Hydra reads it as a number that is written differently."""
-    is_changed = isinstance(value, int | float) and text.strip() != str(value)
+    is_changed = isinstance(value, bool) or (
+        isinstance(value, int | float) and text.strip() != str(value)
+    )
     return f'"{text.strip()}"' if is_changed else text
 
 
@@ -172,20 +196,37 @@ def _check_override(override: Override, sweep: bool) -> None:
     name, _, value = word.partition("=")
     if re.search(r"(?<!\w)_target_(?!\w)", word) or "@" in name:
         raise UserError(f"{word}: choose what runs by name, such as launcher=NAME.")
+    # Not all at once: the checks of what a person typed are by key.
+    if key in SECTIONS and key not in CHOICES and not override.is_delete():
+        first_key = fields(SECTIONS[key])[0].name
+        raise UserError(f"{word}: set each key by itself, such as {key}.{first_key}=VALUE.")
     if key in CHOICES and not override.is_delete():
         _check_choice(override)
     if key == "launcher" or key.startswith(LAUNCHING):
         if not sweep and (key, override.value()) != ("launcher", "local"):
-            raise UserError(f"{word}: applies to sweeps only; add -m, or remove it.")
-        if "/" in value:
+            raise UserError(
+                f"{word}: applies to sweeps only; sweep with `zdp-bench run -m`, or remove it."
+            )
+        if "/" in key and "/" in value:  # a path instead of a name
             raise unknown(key, value, [])
+        if key == BATCH:
+            check_value(key, Count | None, override.value())
     elif re.split(r"[./]", key)[0] in ("hydra", "launcher") and key != "hydra.verbose":
         raise UserError(
             f"{word}: has no effect here; the supported keys of Hydra are hydra.launcher.*, "
-            "hydra.sweeper.* and hydra.verbose."
+            f"{BATCH} and hydra.verbose."
         )
     if override.is_sweep_override() and not sweep:
-        raise UserError(f"{word}: has several values; add -m, or give one.")
+        raise UserError(f"{word}: has several values; give one, or sweep with `zdp-bench run -m`.")
+    if isinstance(values := override.value(), RangeSweep):
+        _require_countable(word, values)
+
+
+def _require_countable(word: str, values: RangeSweep) -> None:
+    """Reject a range of too many values, or of infinitely many: Hydra lists them all."""
+    start, stop, step = (float(value or 0) for value in (values.start, values.stop, values.step))
+    if not abs(stop - start) <= MAX_RANGE * abs(step):  # also if one of them is NaN
+        raise UserError(f"{word}: must have at most {MAX_RANGE:,} values, between two numbers.")
 
 
 def _check_choice(override: Override) -> None:
@@ -213,12 +254,17 @@ def readable_errors(overrides: Sequence[str]) -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_explain(error, overrides)) from None
     except (ValueError, TypeError, AssertionError, AttributeError, KeyError, IndexError) as error:
-        raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-        if not {"hydra", "omegaconf"} & set(raised_in.parts):  # a bug of ours, shown as one
+        if not is_raised_in(error, "hydra", "omegaconf"):  # a bug of ours, shown as one
             raise
         raise UserError(
             f"'{' '.join(overrides)}' cannot be composed: {first_line(error)}"
         ) from None
+
+
+def is_raised_in(error: Exception, *packages: str) -> bool:
+    """Return True if the code of one of these packages raised an exception."""
+    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return bool({*packages} & {*raised_in.parts})
 
 
 def _explain(error: Exception, overrides: Sequence[str]) -> str:
@@ -230,6 +276,9 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
         return _explain_unknown(unknown_key[1], overrides)
     if "You must specify 'recipe'" in str(error):
         return "recipe=NAME is missing; `zdp-bench list recipes` lists them."
+    merged = re.match(r"Error merging override (.*)", str(error), re.DOTALL)
+    if merged and isinstance(error.__cause__, Exception):
+        return f"{merged[1]}: {first_line(error.__cause__)}"
     # Hydra's reason is on a second line.
     sentence = first_line(ValueError(str(error).replace("config:\n", "config: ")))
     key = getattr(error, "full_key", None)
@@ -242,7 +291,7 @@ def _explain_unknown(key: str, overrides: Sequence[str]) -> str:
 
     if key.startswith("hydra."):
         return f"key '{key}' is not a key of this launcher."
-    chosen = [word.split(",")[0] for word in overrides if word.partition("=")[0] in CHOICES]
+    chosen = [word for override in parse_words(overrides) if (word := _first_choice(override))]
     (section, _, name), sections = key.partition("."), to_plain(compose(chosen))
     plugin = (sections.get(section) or {}).get("name") if section in PLUGINS else None
     if plugin and name in plugin_keys(section, plugin):
@@ -250,6 +299,17 @@ def _explain_unknown(key: str, overrides: Sequence[str]) -> str:
     known = [f"{section}.{name}" for section in SECTIONS for name in sections[section]]
     known += [f"{kind}.{name}" for kind in PLUGINS for name in sections[kind] or {}]
     return str(unknown("key", key, [*known, *KEYS]))
+
+
+def _first_choice(override: Override) -> str:
+    """Return a word that chooses the first of an override's names; empty for other overrides."""
+    group, value = str(override.key_or_group), override.value()
+    if group not in ("recipe", *GROUPS) or override.is_delete():
+        return ""
+    if isinstance(value, Glob):
+        return next((f"{group}={name}" for name in value.filter(group_options(group))), "")
+    name = value.list[0] if isinstance(value, ChoiceSweep) else value
+    return f"{group}={name}"
 
 
 def is_file_name(recipe: str) -> bool:
@@ -261,7 +321,9 @@ def _adopt_all(word: str) -> str:
     """Return a word in which each recipe file is replaced by the recipe's name."""
     key, _, value = word.partition("=")
     # Not by Hydra, whose grammar takes ASCII alone without quotes.
-    parts = [part.strip("\"'") for part in RECIPE.findall(value)]
+    if choice := re.fullmatch(r"choice\((.*)\)", value):
+        value = choice[1]
+    parts = [part.strip().strip("\"'") for part in RECIPE.findall(value)]
     if key != "recipe" or not any(map(is_file_name, parts)):
         return word
     _require_names_of_one_file(word, [part for part in parts if is_file_name(part)])
@@ -288,19 +350,39 @@ def _adopt(value: str) -> str:
         return value
     path, word = expand_home(value), f"recipe={value}"
     text = read_text(path, MAX_TEXT)
-    if not re.fullmatch(r"[A-Za-z]\w*", path.stem) or path.stem in {*NOT_NAMES, *files("recipe")}:
+    is_name = re.fullmatch(r"[A-Za-z]\w*", path.stem, re.ASCII)
+    if not is_name or path.stem.lower() in NOT_NAMES or path.stem in files("recipe"):
         raise UserError(
-            f"{word}: rename the file: a recipe's name consists of letters, digits and _, and "
-            "differs from zdp-bench's own recipes."
+            f"{word}: rename the file: a recipe's name consists of A-Z, a-z, 0-9 and _, begins "
+            f"with a letter, and differs from {', '.join(sorted(NOT_NAMES))} and our own recipes."
         )
     body = parse_yaml(text, word, MAX_VALUES)
     try:
         check_recipe(body)
+        _require_quotes("", body, yaml.load(text, yaml.BaseLoader))
     except UserError as error:
         raise UserError(f"{word}: {error}") from None
     node = {**body, "recipe": path.stem}
     ConfigStore.instance().store(group="recipe", name=path.stem, node=node, package="_global_")
     return path.stem
+
+
+def _require_quotes(key: str, value: Any, written: Any) -> None:
+    """Reject a number instead of a text, if YAML reads another one than is written: 010 as 8.
+
+    Args:
+        key: key of the recipe; empty for all of it.
+        value: its value.
+        written: its value, with each number as the text that is in the file.
+    """
+    if isinstance(value, dict):
+        for (name, inner), text in zip(value.items(), written.values(), strict=True):
+            _require_quotes(f"{key}.{name}".lstrip("."), inner, text)
+    elif isinstance(value, list):
+        for inner, text in zip(value, written, strict=True):
+            _require_quotes(key, inner, text)
+    elif isinstance(value, int | float) and str(value) != written and _takes_text(key):
+        raise UserError(f"{key}: {written}: YAML reads this as {value}; put it in quotes.")
 
 
 def check_recipe(body: Any) -> None:
@@ -383,5 +465,11 @@ def _check_sweep(node: Any) -> None:
         params = params[key]
     for key, value in params.items() if isinstance(params, dict) else [("", params)]:
         if str(key).partition(".")[0] not in KEYS - {"recipe"}:
-            raise unknown("key of hydra.sweeper.params,", str(key), KEYS)
-        read_words([f"{key}={value}"], sweep=True)
+            raise unknown("key of hydra.sweeper.params,", str(key), KEYS - {"recipe"})
+        (override,) = read_words([f"{key}={value}"], sweep=True)
+        read = str(override.input_line)
+        if read != f"{key}={value}":  # which Hydra would read itself
+            raise UserError(
+                f"hydra.sweeper.params.{key}: {value}: has a number where a text is needed; write "
+                f"'{read.partition('=')[2]}'."
+            )

@@ -25,7 +25,7 @@ from zdp_bench.config import check, to_plain
 from zdp_bench.config.compose import defaults, files, unset_keys
 from zdp_bench.config.digests import drop_empty, enters_digest, experiment_digest
 from zdp_bench.config.schema import GROUPS, Run
-from zdp_bench.config.words import parse_words, read_words, write_word
+from zdp_bench.config.words import parse_words, read_words, split_word, write_word
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.experiments.times import Times, read_times, seconds_of
 from zdp_bench.foreign_files import parse_as
@@ -340,13 +340,20 @@ def _options_of(kind: str, name: str) -> dict[str, Any]:
 
 def require_unchanged(overrides: list[str]) -> None:
     """Reject overrides that change what a recipe computes, or which cell it fills."""
-    hints = {"seed": "use --seeds N", "recipe": "a table has its own recipes"}
-    for key in sorted({str(override.key_or_group) for override in read_words(overrides)}):
+    hints = {
+        "seed": "use --seeds N",
+        "recipe": "a table has its own recipes",
+        "launcher": "use --launcher NAME",
+    }
+    for word in overrides:
+        key, _ = split_word(word)
         if key in hints:
             raise UserError(f"{key}: cannot be set in `zdp-bench reproduce`; {hints[key]}.")
+    for key in sorted({str(override.key_or_group) for override in read_words(overrides)}):
         if enters_digest(key) or key.partition(".")[0] in ("claims", "force"):
             raise UserError(
                 f"{key}: `zdp-bench reproduce` runs recipes unchanged, because other runs fill no "
-                "table. You can only set paths.data, device, threads, execution.* and "
-                "trainer.micro_batch. Use `zdp-bench run` to try something else."
+                "table. You can only set keys that change no result, such as paths, device, "
+                "threads, execution.* and trainer.micro_batch. Use `zdp-bench run` to try "
+                "something else."
             )

@@ -24,8 +24,8 @@ from omegaconf import DictConfig
 from zdp_bench import records
 from zdp_bench.config import compose, parse
 from zdp_bench.config.compose import group_options, hydra_session
-from zdp_bench.config.words import parse_words, read_words, readable_errors
-from zdp_bench.errors import Busy, UserError, unknown
+from zdp_bench.config.words import is_raised_in, parse_words, read_words, readable_errors
+from zdp_bench.errors import Busy, UserError, in_one_line, unknown
 from zdp_bench.foreign_files import exists
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.registry import find_module
@@ -313,6 +313,12 @@ def _carry_out_all(
                 jobs = start(task)
             except BrokenProcessPool as error:
                 _note_interrupted(task, shared, error)
+            except Exception as error:  # not of a job, whose exceptions are returned
+                if isinstance(error, OSError) or not is_raised_in(error, "joblib", "submitit"):
+                    raise
+                raise UserError(
+                    f"'{' '.join(settings)}' cannot be carried out: {in_one_line(error)}."
+                ) from None
         _raise_stop(jobs)
         task.interrupted.clear()
         for job in jobs:

@@ -50,9 +50,10 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.report import papers
     from zdp_bench.training.interrupts import require_writable
 
-    if "=" in options.table:
-        options.table, options.overrides = "", [options.table, *options.overrides]
-    settings = [word for word in options.overrides if word.startswith("hydra.launcher.")]
+    words = [options.table, *options.overrides]
+    options.table = next((word for word in words if "=" not in word), "")
+    options.overrides = [word for word in words if word and word != options.table]
+    settings = [w for w in options.overrides if w.lstrip("+").startswith("hydra.launcher.")]
     folders = [word for word in options.overrides if split_word(word)[0] == "paths.results"]
     overrides = [word for word in options.overrides if word not in (*settings, *folders)]
     results = configured(["recipe=quickstart", *folders]).results if folders else RESULTS
