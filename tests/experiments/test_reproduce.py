@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from tests.conftest import write_mini_mnist
 from tests.data.helpers import dataset
 from tests.test_cli import run
 from tests.test_records import record, save
-from zdp_bench import assets
+from zdp_bench import assets, records
 from zdp_bench.config import configured
 from zdp_bench.data import files
 from zdp_bench.errors import UserError
@@ -93,6 +94,37 @@ def test_a_run_on_data_that_has_changed_since_is_planned_again(small: Path, tmp_
         save(small, run | {"measured": {"started_utc": f"2026-01-0{day}T00:00:00Z"}})
     seeds = {row.filling.recipe: row.seeds for row in plan_of(small, tmp_path, seeds=2).rows}
     assert seeds["mnist"] == (1,)
+
+
+def test_a_seed_that_does_not_count_in_the_table_is_planned(small: Path, tmp_path: Path) -> None:
+    """The plan said that the row has its runs, and the table left out those on derived data."""
+    (planned,) = [
+        row for row in plan_of(small, tmp_path, seeds=2).rows if row.filling.recipe == "mnist"
+    ]
+    for day, (seed, provenance) in enumerate([(2, "official"), (1, "derived"), (2, "derived")], 1):
+        run = record("mnist", seed, experiment=planned.filling.digest)
+        run["run"] = f"{day}" * 64
+        run["data"] |= {"digest": provenance[0] * 64, "provenance": provenance}
+        save(small, run | {"measured": {"started_utc": f"2026-01-0{day}T00:00:00Z"}})
+    assert [run.seed for run in planned.filling.runs_of(records.read_all(small))] == [2]
+    seeds = {row.filling.recipe: row.seeds for row in plan_of(small, tmp_path, seeds=2).rows}
+    assert seeds["mnist"] == (1,)
+
+
+@pytest.mark.parametrize(
+    ("word", "device"),
+    [("device=auto", "cuda"), ("device=cpu", "cpu"), ("device=cuda:1", "cuda")],
+)
+def test_times_are_those_of_the_device_that_runs_get(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, device: str
+) -> None:
+    """By default, a machine with a GPU showed the times of CPUs."""
+    read = Mock(return_value={})
+    monkeypatch.setattr(reproduce, "read_times", read)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    reproduce.make_plan(["zeta_dp_2021/1"], "paper", 1, small, [f"paths.data={tmp_path}", word])
+    assert read.call_args.args[1] == device
 
 
 def test_a_table_with_more_seeds_plans_those_that_another_table_lacks(

@@ -137,6 +137,10 @@ def test_the_verb_prints_json_and_refuses_in_one_sentence(
     code, out, _ = command(capsys, "validate", *words)
     assert code == 0
     assert json.loads(out)["data"]["train"] == 1426
+    words = ["recipe=quickstart", "algorithm.noise_multiplier=0", *words[1:]]
+    _, out, _ = command(capsys, "validate", *words)
+    shown = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert shown["privacy"]["epsilon_tight"] == "inf"
     assert "Did you mean 'quickstart'" in leave(["validate", "recipe=quickstrt"], capsys)
 
 

@@ -27,7 +27,7 @@ from zdp_bench.config.digests import drop_empty, enters_digest, experiment_diges
 from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.config.words import parse_words, read_words, split_word, write_word
 from zdp_bench.errors import UserError, unknown
-from zdp_bench.experiments.times import Times, read_times, seconds_of
+from zdp_bench.experiments.times import Times, seconds_of
 from zdp_bench.foreign_files import parse_as
 from zdp_bench.privacy.memory import call_cached
 from zdp_bench.records import Record
@@ -78,11 +78,8 @@ def fillings(table: str, results: Path) -> list[Filling]:
         results: results folder.
     """
     all_records = records.read_all(results)
-    times = read_times(all_records)
     jobs = jobs_of_table(table)
-    on_own_data = [
-        dataclasses.replace(job.filling, seconds=seconds_of(job.resolved, times)) for job in jobs
-    ]
+    on_own_data = [job.filling for job in jobs]
     return [*on_own_data, *on_other_data(on_own_data, jobs, all_records)]
 
 

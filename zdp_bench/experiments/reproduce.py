@@ -34,9 +34,10 @@ from zdp_bench.experiments.times import read_times
 from zdp_bench.models.resnet import UNTRAINED, missing_weights
 from zdp_bench.records import Record
 from zdp_bench.report import papers
-from zdp_bench.report.cells import Filling, keep_last_data
+from zdp_bench.report.cells import Filling, keep_counted
 from zdp_bench.report.number_format import duration
 from zdp_bench.report.sheet import Sheet
+from zdp_bench.training.machine import pick_device
 from zdp_bench.training.setup import build_dataset
 
 SMOKE_FOLDER = "smoke"  # in the results folder
@@ -144,8 +145,8 @@ def make_plan(
     all_records = records.read_all(folder)
     # Experiment digest and seed of each run that is not planned, or not again
     done = set[tuple[str, int]]() if is_smoke else _list_done(all_records)
-    device = "cuda" if "cuda" in local.device else "cpu"
-    times = {} if is_smoke else read_times(all_records, device)
+    device = pick_device("auto").type if local.device == "auto" else local.device
+    times = {} if is_smoke else read_times(all_records, device.partition(":")[0])
     rows: list[Planned] = []
     left_out: Counter[str] = Counter()
     problems: dict[tuple[str, str], str] = {}  # by recipe and data set; empty if nothing is missing
@@ -185,13 +186,13 @@ def make_plan(
 
 
 def _list_done(all_records: Sequence[Record]) -> set[tuple[str, int]]:
-    """Return experiment digest and seed of each run, unless its data has changed since."""
+    """Return experiment digest and seed of each run that counts in tables."""
     runs_of: dict[str, list[Record]] = defaultdict(list)
     for run in all_records:
         runs_of[run.experiment].append(run)
     done = set[tuple[str, int]]()
     for experiment, runs in runs_of.items():
-        done |= {(experiment, run.seed) for run in keep_last_data(runs)}
+        done |= {(experiment, run.seed) for run in keep_counted(runs)}
     return done
 
 

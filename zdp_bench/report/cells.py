@@ -122,9 +122,8 @@ class Filling:
             for run in all_records
             if run.experiment == self.digest and run.data.provenance != "synthetic"
         )
-        runs = [run for run in runs if run.data.provenance == "official"] or runs
-        kept = keep_last_data(runs)
-        seeds = [str(run.seed) for run in runs if run not in kept]
+        kept = keep_counted(runs)
+        seeds = [str(run.seed) for run in prefer_official(runs) if run not in kept]
         if seeds:
             records.warn_left_out(
                 f"seed {', '.join(seeds)} of recipe {self.recipe}, on other data than its last "
@@ -158,6 +157,16 @@ def deduplicate(runs: Iterable[Record]) -> list[Record]:
     for run in sorted(runs, key=lambda run: (run.seed, run.recipe, run.run)):
         by_digest.setdefault(run.run, run)
     return list(by_digest.values())
+
+
+def prefer_official(runs: Sequence[Record]) -> Sequence[Record]:
+    """Return the runs of an experiment that used official data; if there are none, all."""
+    return [run for run in runs if run.data.provenance == "official"] or runs
+
+
+def keep_counted(runs: Sequence[Record]) -> list[Record]:
+    """Return the runs of an experiment that fill a row, on official data if any are."""
+    return keep_last_data(prefer_official(runs))
 
 
 def keep_last_data(runs: Sequence[Record]) -> list[Record]:

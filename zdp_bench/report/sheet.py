@@ -231,15 +231,16 @@ def to_csv(numbers: Sequence[Numbers], columns: Sequence[str] = ()) -> str:
     return out.getvalue()
 
 
-def to_json(numbers: Sequence[Numbers]) -> str:
-    """Return rows of numbers as a JSON list, with ∞ as "inf" and NaN as null."""
+def to_json(value: object) -> str:
+    """Return what `--format json` prints: JSON with ∞ as "inf" and NaN as null."""
 
-    def to_json_value(value: object) -> object:
+    def replace_not_finite(value: object) -> object:
+        if isinstance(value, Mapping):
+            return {key: replace_not_finite(entry) for key, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return [replace_not_finite(entry) for entry in value]
         if not isinstance(value, float) or math.isfinite(value):
             return value
         return None if math.isnan(value) else str(value)
 
-    rows = []
-    for row in numbers:
-        rows.append({key: to_json_value(value) for key, value in row.items()})
-    return json.dumps(rows, indent=1, ensure_ascii=False)
+    return json.dumps(replace_not_finite(value), indent=1, ensure_ascii=False, allow_nan=False)

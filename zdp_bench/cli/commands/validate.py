@@ -19,11 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     import dataclasses
-    import json
 
     from zdp_bench.config import configured
+    from zdp_bench.errors import printable
     from zdp_bench.experiments.validate import validate
     from zdp_bench.report.console import console
+    from zdp_bench.report.sheet import to_json
     from zdp_bench.report.terminal import show_validation
     from zdp_bench.training.interrupts import require_writable
 
@@ -31,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     require_writable(config.results)  # as its run would
     report = dataclasses.asdict(validate(config, as_run=True))
     if options.format == "json":
-        print(json.dumps(report, indent=1))
+        print(printable(to_json(report)))
     else:
         for sheet in show_validation(report):
             console().print(sheet)
