@@ -269,8 +269,8 @@ def compose_epsilon(spendings: Iterable[SpentSteps], delta: float) -> float:
         (kind,) = kinds
         return kind.epsilon(steps[kind], delta)
     shifts = [(*kind.shifts(), steps[kind]) for kind in kinds]
-    width = shared_width(shifts, delta)
     laws_of_step = laws_of(samplings[0])
+    width = shared_width(shifts, delta, samplings[0].adjacency == "replace_one")
     num_steps = sum(steps.values())
     parts = [
         (laws_of_step(z, drawn, num_steps, delta, width), number) for z, drawn, number in shifts

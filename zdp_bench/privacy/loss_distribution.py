@@ -43,6 +43,8 @@ special = LazyModule("scipy.special")
 FINE, COARSE, FEW = 400, 40, 64
 MIXED = 120  # the same, of the mean spread, where steps of several kinds share a grid
 CELLS = 2**19  # at most, in all
+LEAST_WIDTH = 1e-9  # of a cell
+MOST_LOSS = 1e15  # of one step; higher losses count as infinite
 FINEST, MOST_CELLS = 1000, 2**21  # for a lower bound, which loses all of its rounding
 TAIL = 10.0  # standard deviations kept of every normal law; 8e-24 beyond counts as disclosure
 MOMENT_ROUNDING = 1e-14  # at most, of the logarithm of a law's moment; 6e-16 were seen
@@ -166,8 +168,8 @@ def uniform_laws(
     that any is drawn, of the one-example profile with shift j and sample rate 1 − w₀. The relation
     is symmetric, which gives α < 1.
     """
-    own_width, top = _grid(z, drawn, steps, delta)
-    return _uniform_laws(z, drawn, width or own_width, top)
+    own_width, highest = _replaced_grid(z, drawn, steps, delta)
+    return _uniform_laws(z, drawn, width or own_width, highest)
 
 
 def replaced_epsilon(
@@ -251,13 +253,20 @@ def epsilon_together(
 def shared_width(
     kinds: Sequence[tuple[float, Mixture, int]],
     delta: float,
+    is_uniform: bool = False,
 ) -> float:
     """Return the width of a grid on which steps of several kinds (z, drawn, steps) are composed.
 
     It is small beside the mean spread of a step's loss, as far as the number of cells allows.
+
+    Args:
+        kinds: the kinds.
+        delta: at which ε is stated.
+        is_uniform: whether `uniform_laws` are composed. Default: `poisson_laws`.
     """
     num_steps = sum(steps for _, _, steps in kinds)
-    extents = [_extent(z, drawn, num_steps, delta) for z, drawn, _ in kinds]
+    extent_of = _replaced_extent if is_uniform else _extent
+    extents = [extent_of(z, drawn, num_steps, delta) for z, drawn, _ in kinds]
     highest = max(extent.highest for extent in extents)
     variance = 0.0
     for extent, (_, _, steps) in zip(extents, kinds, strict=True):
@@ -461,31 +470,34 @@ def _uniform_laws(
     z: float,
     drawn: Mixture,
     width: float,
-    top: float,
+    highest: float,
 ) -> tuple[Law]:
-    rate = drawn.drawn
-    log_missed, *log_drawn = drawn.log_weights
-    shares = np.exp(np.array(log_drawn)) / rate  # of j, given that any is drawn
-    weights = np.array([log_missed, math.log(rate)])
-    laws: dict[int, Law] = {}  # by j
+    """Return the law of a step, whose losses above `highest` count as infinite."""
+    weights, shares = _split(drawn)
+    mass = np.zeros(math.ceil(highest / width) + 2)
+    infinite = 0.0
     for j, share in enumerate(shares, start=1):
         if share > 0:
-            laws[j], _ = _cells(z / j, weights, width, 0.0, top / j)
-    cells = max(len(law.mass) for law in laws.values())
-    mass = np.zeros(cells)
-    infinite = 0.0
-    for j, law in laws.items():
-        share = shares[j - 1]
-        mass[: len(law.mass)] += share * law.mass
-        infinite += float(share * law.infinite)
-    positive = mass[1:]
+            top = float(_where_one_is_drawn(np.array(highest), z / j, weights))
+            law, _ = _cells(z / j, weights, width, 0.0, top)
+            mass[: len(law.mass)] += share * law.mass
+            infinite += float(share * law.infinite)
+    positive = mass[1 : 1 + int(np.flatnonzero(mass).max(initial=0))]
     with np.errstate(under="ignore"):
-        losses = np.arange(1, len(mass)) * width
+        losses = np.arange(1, len(positive) + 1) * width
         tilted = positive * np.exp(-losses)
     negative = tilted[::-1]
     symmetric = np.concatenate([negative, [0.0], positive])
     law = Law(width, -len(positive), symmetric, infinite)
     return (_whole(law, drawn.excess, rest=len(negative)),)
+
+
+def _split(drawn: Mixture) -> tuple[np.ndarray, np.ndarray]:
+    """Return the log-probabilities that none and that any is drawn, and the shares of each j."""
+    log_missed, *log_drawn = drawn.log_weights
+    rate = drawn.drawn
+    shares = np.exp(np.array(log_drawn)) / rate  # of j, given that any is drawn
+    return np.array([log_missed, math.log(rate)]), shares
 
 
 def _whole(
@@ -536,9 +548,30 @@ def _grid(
     if cells_per_spread is None:
         cells_per_spread = FINE if steps <= FEW else COARSE
     extent = _extent(z, drawn, steps, delta)
+    return _width_for(extent, steps, cells_per_spread, cells), extent.top
+
+
+def _replaced_grid(
+    z: float,
+    drawn: Mixture,
+    steps: int,
+    delta: float,
+) -> tuple[float, float]:
+    """Return the width of the grid of `uniform_laws`, and the loss where the upper tail is cut."""
+    extent = _replaced_extent(z, drawn, steps, delta)
+    cells_per_spread = FINE if steps <= FEW else COARSE
+    return _width_for(extent, steps, cells_per_spread, CELLS), extent.highest
+
+
+def _width_for(
+    extent: _Extent,
+    steps: int,
+    cells_per_spread: int,
+    cells: int,
+) -> float:
     finest = extent.spread / cells_per_spread
     total_spread = extent.spread * math.sqrt(steps)
-    return _width(finest, extent.highest, total_spread, cells), extent.top
+    return _width(finest, extent.highest, total_spread, cells)
 
 
 def _width(
@@ -549,7 +582,7 @@ def _width(
 ) -> float:
     """Return the width of cells that hold the losses of all steps; `finest`, or wider."""
     span = highest + 20 * total_spread
-    return max(finest, 2 * highest / cells, span / cells, 1e-9)
+    return max(finest, 2 * highest / cells, span / cells, LEAST_WIDTH)
 
 
 def _extent(
@@ -576,6 +609,42 @@ def _extent(
     first_beyond = int(np.searchsorted(-beyond, -beyond_cut))
     cut = min(first_beyond, len(x) - 1)
     return _Extent(spread, float(loss[cut]), float(x[cut]))
+
+
+def _replaced_extent(
+    z: float,
+    drawn: Mixture,
+    steps: int,
+    delta: float,
+) -> _Extent:
+    """Return how far the losses of a step reach if examples are replaced.
+
+    Each j has a law of its own, whose losses grow with j. A j that is hardly ever drawn would
+    stretch the grid beyond all bounds, so the tails of all laws are cut at one loss.
+    """
+    extent = _extent(z, drawn, steps, delta)
+    weights, shares = _split(drawn)
+    if len(shares) == 1:  # the extent's own law
+        return extent
+    shift_z = z / np.arange(1, len(shares) + 1)  # of each j, in units of j shifts
+    log_missed, log_drawn = weights
+
+    def mass_beyond(loss: float) -> float:
+        x = _where_one_is_drawn(np.array(loss), shift_z, weights)
+        missed = math.exp(log_missed) * special.ndtr(-x / shift_z)
+        found = math.exp(log_drawn) * special.ndtr((1 - x) / shift_z)
+        return float(shares @ (missed + found))
+
+    low, high = LEAST_WIDTH, extent.highest
+    while mass_beyond(high) > CUT * delta / steps and high < MOST_LOSS:
+        low, high = high, 2 * high
+    while high > low * (1 + 1e-3):  # invariant: no more than the cut lies beyond `high`
+        middle = math.sqrt(low * high)
+        if mass_beyond(middle) > CUT * delta / steps:
+            low = middle
+        else:
+            high = middle
+    return _Extent(extent.spread, high, extent.top)
 
 
 def _loss(
@@ -625,7 +694,7 @@ def _where(
 
 def _where_one_is_drawn(
     loss: np.ndarray,
-    z: float,
+    z: float | np.ndarray,
     log_weights: np.ndarray,
 ) -> np.ndarray:
     """Invert `_loss` in closed form for one example."""
