@@ -10,6 +10,7 @@ from functools import cache
 from zdp_bench.errors import require
 
 MAX_DELTA = 0.1  # a larger δ is meaningless: at 0.5, ε is 0 even for much that protects nobody
+DIGITS = 3  # of an ε that is shown
 
 log = logging.getLogger(__name__)
 
@@ -54,19 +55,20 @@ def show_epsilon(value: float | None, at_least: bool = False) -> str:
         return ""
     if math.isinf(value):
         return "∞"
-    rounded = _round(value, at_least)
+    rounded = _round(value, at_least, DIGITS)
     return f"{float(rounded):.3g}" if rounded < 1000 else f"{rounded:,f}"
 
 
-def round_epsilon(value: float, at_least: bool = False) -> float:
-    """Return ε as `show_epsilon` rounds it; infinity and NaN stay."""
-    return float(_round(value, at_least)) if math.isfinite(value) else value
+def round_epsilon(value: float, at_least: bool = False, digits: int = DIGITS) -> float:
+    """Return ε as `show_epsilon` rounds it, or with more digits; infinity and NaN stay."""
+    return float(_round(value, at_least, digits)) if math.isfinite(value) else value
 
 
-def _round(value: float, at_least: bool) -> Decimal:
+def _round(value: float, at_least: bool, digits: int) -> Decimal:
     exact = Decimal(f"{value:.9g}")
     rounding = ROUND_FLOOR if at_least else ROUND_CEILING
-    if exact < 1000:
-        third_digit = Decimal(1).scaleb(exact.adjusted() - 2)
-        exact = exact.quantize(third_digit, rounding)
-    return exact if exact < 1000 else exact.to_integral_value(rounding)
+    limit = 10**digits
+    if exact < limit:
+        last_digit = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+        exact = exact.quantize(last_digit, rounding)
+    return exact if exact < limit else exact.to_integral_value(rounding)

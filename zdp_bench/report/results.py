@@ -252,7 +252,7 @@ def sheet(
         groups = [find(name, frame) for name in dict.fromkeys(by.split(","))]
         if _mixes_data(frame, groups):
             notes.append(MIXED_DATA)
-        elif _repeats_seeds(frame, groups):
+        elif repeats_seeds(frame, groups):
             notes.append(REPEATED_SEEDS)
         notes += _note_missing_folds(frame, groups, keys)
         frame = _group(frame, groups, shown)
@@ -326,7 +326,7 @@ def _mixes_data(frame: pd.DataFrame, by: Sequence[str]) -> bool:
     return bool((digests.nunique() > 1).any())
 
 
-def _repeats_seeds(frame: pd.DataFrame, by: Sequence[str]) -> bool:
+def repeats_seeds(frame: pd.DataFrame, by: Sequence[str]) -> bool:
     """Return True if a group has several runs of one experiment and seed."""
     columns = [*dict.fromkeys([*by, "experiment", "seed"])]
     runs = frame.groupby(columns, dropna=False)["run"]

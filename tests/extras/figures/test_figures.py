@@ -35,6 +35,11 @@ def lines(axes: Axes) -> dict[str, list[float]]:
     return {str(line.get_label()): list(line.get_ydata()) for line in axes.get_lines()}
 
 
+def note_of(figure: Figure) -> str:
+    (legend,) = figure.legends
+    return legend.get_title().get_text().replace("\n", " ")
+
+
 def test_a_figure_is_the_same_file_each_time(tmp_path: Path) -> None:
     made = []
     for folder in (tmp_path / "a", tmp_path / "b"):
@@ -97,6 +102,13 @@ def test_rows_that_keep_little_have_a_panel_of_their_own(tmp_path: Path) -> None
     assert lines(little)["ε = 8"] == [0]
     assert much.get_xlim()[0] > 30
     assert little.get_xlim()[0] < -5
+
+
+def test_a_row_whose_runs_diverged_is_named(tmp_path: Path) -> None:
+    """It vanished without a word."""
+    kept_table(tmp_path, {"MNIST": (0.99, 0.97), "MRI": (0.9, math.nan)})
+    note = note_of(figures.draw("cost", tmp_path))
+    assert note == "not drawn, because the share of the gain is undefined: MRI at 3"
 
 
 def test_an_epsilon_looks_the_same_in_all_panels_and_in_the_legend(tmp_path: Path) -> None:
@@ -288,7 +300,8 @@ def test_a_papers_point_with_a_seed_that_diverged_is_named(sweep: Path) -> None:
     table.loc[at, "values"] = "nan 50"
     table.to_csv(path, index=False)
     figure = figures.draw(FIGURE, sweep)
-    assert "not drawn, because a run's value is undefined or ∞: DP-BP at 0.1" in note_of(figure)
+    reason = "not drawn, because a value of a run is undefined or ∞"
+    assert f"{reason}: b: σ = 0.03, DP-BP at 0.1" in note_of(figure)
     table.loc[at, "metric"] = "psnr"
     table.to_csv(path, index=False)
     with pytest.raises(UserError, match=r"one panel cannot show test .* and test"):
@@ -349,7 +362,8 @@ def test_each_panel_of_a_paper_has_axes_that_fit_its_curves(tmp_path: Path) -> N
 
 def make(recipe: str, seed: int, value: float, epsilon: float, **config: Any) -> dict[str, Any]:
     name = sha256(f"{recipe} {seed} {config} {epsilon}".encode()).hexdigest()
-    run = record(recipe, seed, value, run=name)
+    experiment = sha256(f"{recipe} {config} {epsilon}".encode()).hexdigest()
+    run = record(recipe, seed, value, run=name, experiment=experiment)
     run["config"] = {"seed": seed, "optimizer": {"lr": 0.1, "momentum": 0.0}, **config}
     run["privacy"]["epsilon_tight"] = epsilon
     return run
@@ -402,11 +416,6 @@ def test_the_legend_says_what_the_runs_of_a_point_differ_in(
     assert says in legend.get_title().get_text()
 
 
-def note_of(figure: Figure) -> str:
-    (legend,) = figure.legends
-    return legend.get_title().get_text().replace("\n", " ")
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_point_with_a_run_that_diverged_is_named_and_not_drawn(
     results: Path, value: float
@@ -423,8 +432,8 @@ def test_a_point_with_a_run_that_diverged_is_named_and_not_drawn(
     curves = lines(figure.axes[0])
     assert curves["dp_sgd"] == pytest.approx([51.5, math.nan, 66.5], nan_ok=True)
     assert curves["gredp"] == pytest.approx([51, math.nan, 66], nan_ok=True)
-    undrawn = "not drawn, because a run's value is undefined or ∞: dp_sgd at 2; gredp at 2"
-    assert note_of(figure).endswith(undrawn)
+    reason = "not drawn, because a value of a run is undefined or ∞"
+    assert note_of(figure).endswith(f"{reason}: dp_sgd at 2; gredp at 2")
     with pytest.raises(UserError, match="--y accuracy: no point has a finite number of each"):
         figures.draw_runs(
             results, ["algorithm.target=2"], "epsilon_tight", "accuracy", ["algorithm"]
@@ -518,6 +527,13 @@ def test_many_curves_look_different() -> None:
     styles = [drawing.curve_style(index) for index in range(32)]
     assert len({(style["color"], style["linestyle"]) for style in styles}) == 32
     assert len({(style["color"], style["marker"]) for style in styles}) == 32
+
+
+def test_runs_of_one_seed_with_other_code_are_no_seeds(results: Path) -> None:
+    again = make("a", 0, 0.51, 1, algorithm={"name": "dp_sgd", "target": 1}) | {"run": "f" * 64}
+    save(results, again)
+    figure = figures.draw_runs(results, [], "epsilon_tight", "accuracy", ["algorithm"])
+    assert "runs that differ in code or starting weights (n = 1 to 3)" in note_of(figure)
 
 
 def test_a_run_that_two_recipes_share_is_drawn_once(results: Path) -> None:

@@ -209,7 +209,7 @@ STEPS = [{"epoch": n, "step": 10 * n, "epsilon_tight": n / 3, "loss": 1 / n} for
             [row | {"accuracy": row["step"] / 30} for row in STEPS],
             {
                 "epoch": [1, 2, 3],
-                "epsilon_tight": [0.33333, 0.66667, 1],
+                "epsilon_tight": [0.33334, 0.66667, 1],
                 "loss": [1, 0.5, 0.33333],
                 "accuracy": [0.33333, 0.66667, 1],
             },

@@ -132,21 +132,20 @@ def draw_panels(
         note += f"; dotted: {x_label} = ∞"
     undefined = points[~is_defined]
     if len(undefined):
-        note += f"\n{_name_undrawn(undefined, show_x)}"
+        note += f"\n{name_undrawn(undefined, 'a value of a run is undefined or ∞', show_x)}"
     _add_legend(figure, note)
     return figure
 
 
-def _name_undrawn(points: pd.DataFrame, show_x: Callable[[float], str]) -> str:
-    """Return a sentence that names points with a run whose value is not finite."""
-    named = [
-        f"{curve} at {show_x(x)}" for curve, x in zip(points["curve"], points["x"], strict=True)
-    ]
+def name_undrawn(points: pd.DataFrame, reason: str, show_x: Callable[[float], str]) -> str:
+    """Return a sentence that names points that are not drawn, and the reason."""
+    named = []
+    for panel, curve, x in zip(points["panel"], points["curve"], points["x"], strict=True):
+        named.append(f"{', '.join(filter(None, (panel, curve)))} at {show_x(x)}")
     listed = "; ".join(named[:MAX_NAMED])
     if len(named) > MAX_NAMED:
         listed += f"; and {len(named) - MAX_NAMED} more"
-    sentence = f"not drawn, because a run's value is undefined or ∞: {listed}"
-    return textwrap.fill(sentence, LINE)
+    return textwrap.fill(f"not drawn, because {reason}: {listed}", LINE)
 
 
 def _draw_curve(

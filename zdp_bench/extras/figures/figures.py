@@ -194,8 +194,16 @@ def draw_ours(name: str, folder: Path) -> Figure:
     points["x"] = points["target_epsilon"]
     layout = papers.ours()[name]
     if layout.get("retained_gain"):
-        has_gain = (points["x"] < math.inf) & points["retained_gain"].notna()
-        return draw_retained_gains(select(points, has_gain, name), layout["title"])
+        is_private = points["x"] < math.inf
+        has_gain = is_private & points["retained_gain"].notna()
+        figure = draw_retained_gains(select(points, has_gain, name), layout["title"])
+        undrawn = points[is_private & was_run(points) & ~has_gain]
+        undrawn = undrawn.assign(panel=undrawn["row"], curve=undrawn["variant"])
+        if len(undrawn):
+            reason = "the share of the gain is undefined"
+            note = drawing.name_undrawn(undrawn, reason, show_epsilon)
+            figure.legends[0].set_title(note)
+        return figure
     has_x = points["x"].notna()
     require_any(has_number(points) & has_x, name)
     points = points[was_run(points) & has_x].copy()
@@ -389,6 +397,8 @@ def draw_runs(
     differing: dict[str, None] = {}  # without repetition, in order
     for _, group in groups:
         differing |= dict.fromkeys(results.list_differing(frame.loc[group.index], keys))
+    if results.repeats_seeds(frame, [*by, x]):
+        differing["code or starting weights"] = None
     values = groups.agg(list)
     points = values.rename("values").reset_index()
     if not has_number(points).any():

@@ -8,6 +8,7 @@ from typing import Any
 
 from zdp_bench import records
 from zdp_bench.errors import UserError
+from zdp_bench.privacy.statement import round_epsilon
 from zdp_bench.records import Record
 from zdp_bench.records.index import read_of_each
 
@@ -58,7 +59,8 @@ def _columns(
     """Return the values of at most `MAX_POINTS` evaluations by name."""
     points = _thin(evaluations)
     curves = {"epoch": [_rounded(_epoch_of(row, steps_per_epoch)) for row in points]}
-    for name in ("epsilon_tight", *metrics):
+    curves["epsilon_tight"] = [round_epsilon(row["epsilon_tight"], digits=DIGITS) for row in points]
+    for name in metrics:
         curves[name] = [_rounded(row[name]) for row in points]
     return curves
 
