@@ -309,7 +309,6 @@ def test_a_module_of_lightning_takes_the_steps_of_the_plain_loop(
         quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
         trainer = lightning.Trainer(max_epochs=4, accelerator="cpu", devices=1, **quiet)
         trainer.fit(module)
-        module.private.close()
     trainer.save_checkpoint(tmp_path / "its.ckpt")
     with pytest.raises(zdp_bench.UserError, match="leave ckpt_path out"):
         trainer.fit(module, ckpt_path=tmp_path / "its.ckpt")

@@ -50,3 +50,4 @@ class PrivateModule(lightning.LightningModule):
 
     def on_train_end(self):
         next(self.batches, None)  # the last check of the model
+        self.private.close()  # so that another `fit` can continue

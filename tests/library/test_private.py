@@ -199,6 +199,37 @@ def test_what_is_no_scheduler_is_refused_before_the_first_step(
     private.close()
 
 
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        ({"noise_multiplier": 1.5}, r"noise multiplier \(1\.2, now 1\.5\)"),
+        ({"max_grad_norm": 0.5}, r"clipping bound \(0\.8, now 0\.5\)"),
+        (
+            {"sample_rate": 0.1, "expected_batch": 6},
+            r"sampling rate \(0\.2, now 0\.1\), expected batch size \(12, now 6\)",
+        ),
+        ({"unit": lambda index: index // 2, "max_examples": 2}, "unit"),
+        ({"model": nn.Linear(4, CLASSES)}, "trained parameters"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_a_state_of_another_training_is_refused_with_what_differs(
+    make: Make, change: dict[str, Any], differs: str
+) -> None:
+    private = make()
+    train(private, most=1)
+    private.save()
+    with pytest.raises(UserError, match=rf"which differs in: {differs}\. To train for more epochs"):
+        make(**change)
+
+
+def test_a_batch_says_why_it_has_no_examples(make: Make) -> None:
+    for batch in make().batches():
+        with pytest.raises(UserError, match=r"its examples and their number are private"):
+            _inputs, _targets = batch  # type: ignore[misc]
+        break
+
+
 # Python itself ignores a Ctrl-C that comes while it collects the generator of batches.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("times", [1, 2])

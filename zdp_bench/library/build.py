@@ -224,7 +224,7 @@ def make_private(
     )
     keys = ranks.broadcast(keys)
     randomness = randomness_kind(keys.source())
-    journal = open_journal(path, training_digest, mechanism, units.stated, randomness, ranks)
+    journal = open_journal(path, mechanism, plan.sampling, units.stated, randomness, ranks)
     with ExitStack() as on_error:
         on_error.callback(journal.resources.close)
         private = Private(

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -29,6 +30,7 @@ from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.run_folder import open_ledger
 
 log = logging.getLogger(__name__)
+TERMS = "terms"  # key of the file that `save` writes
 FOLDER = Path("ledgers")  # of ledgers without the argument `ledger`
 # No one who follows this advice may state an ε without steps that the weights have taken.
 OTHER_LEDGER = (
@@ -54,6 +56,40 @@ def digest_of_training(mechanism: Mechanism, sampling: Sampling, owners: str) ->
         owners: What the ledger states about owners.
     """
     return hashlib.sha256(f"{mechanism.digest()}:{sampling}:{owners}".encode()).hexdigest()
+
+
+def describe_terms(mechanism: Mechanism, sampling: Sampling, owners: str) -> dict[str, Any]:
+    """Return what `digest_of_training` covers, by name, for `tell_differences`."""
+    blocks = mechanism.blocks
+    parameters = [f"{block.name} {block.shape} {block.dtype}" for block in blocks]
+    return {
+        "trained parameters": hashlib.sha256("".join(parameters).encode()).hexdigest(),
+        "noise multiplier": mechanism.z,
+        "clipping bound": max(block.bound for block in blocks),
+        "number of examples or owners": float(sampling.records),
+        "sampling rate": sampling.sample_rate,
+        "expected batch size": sampling.expected_batch_size,
+        "unit": owners,
+    }
+
+
+def tell_differences(saved: Any, current: dict[str, Any]) -> str:
+    """Return in what a saved training differs from the current one, as a part of a sentence.
+
+    Args:
+        saved: What `describe_terms` returned for the saved one; older versions saved nothing.
+        current: What it returns for the current one.
+    """
+    if not isinstance(saved, dict):
+        return "noise, bound, sampling, unit or model"
+    differences = []
+    for name, value in current.items():
+        before = saved.get(name)
+        if before == value:
+            continue
+        are_numbers = isinstance(before, float) and isinstance(value, float)
+        differences.append(f"{name} ({before:.6g}, now {value:.6g})" if are_numbers else name)
+    return ", ".join(differences) or "options of the algorithm"
 
 
 def default_ledger(
@@ -90,6 +126,7 @@ class Journal:
     Attributes:
         training_digest: Digest of the training (`digest_of_training`). Checkpoints of other
             trainings are rejected.
+        terms: What the digest covers (`describe_terms`).
         path: Path of the ledger.
         ledger: Lists every step before its noise is drawn.
         saved: State that an earlier process saved; None if there is none.
@@ -97,6 +134,7 @@ class Journal:
     """
 
     training_digest: str
+    terms: dict[str, Any]
     path: Path
     ledger: Tally
     saved: checkpoint.Checkpoint | None
@@ -113,8 +151,8 @@ def require_ledger_name(path: str | Path | None) -> None:
 
 def open_journal(
     path: Path,
-    training_digest: str,
     mechanism: Mechanism,
+    sampling: Sampling,
     owners: str,
     randomness: str,
     ranks: Ranks,
@@ -125,8 +163,8 @@ def open_journal(
 
     Args:
         path: Path of the ledger.
-        training_digest: Digest of the training.
         mechanism: Mechanism of every step.
+        sampling: Sampling of every step.
         owners: What the ledger states about owners; it must match an existing ledger.
         randomness: Kind of randomness, which the ledger states.
         ranks: Processes that train together.
@@ -136,6 +174,8 @@ def open_journal(
             file cannot be written.
         Busy: Another training, in this process or another, uses the ledger.
     """
+    training_digest = digest_of_training(mechanism, sampling, owners)
+    terms = describe_terms(mechanism, sampling, owners)
     saved = None
     # If anything fails, `stack` releases the lock. Otherwise, the journal takes over its resources.
     with ExitStack() as stack, writable("ledger", path):
@@ -143,7 +183,7 @@ def open_journal(
         if ranks.is_first:
             busy = f"{path}: another run uses this ledger; close() it, or choose another file."
             stack.enter_context(hold_lock(path.with_suffix(".lock"), busy, wait=False))
-            saved = checkpoint.load(path.with_suffix(".pt"), training_digest, ADVICE)
+            saved = _load_saved(path.with_suffix(".pt"), training_digest, terms)
         saved = ranks.broadcast(saved)
         ledger = open_ledger(
             path,
@@ -160,7 +200,26 @@ def open_journal(
         resources = stack.pop_all()
     if ledger.releases:
         log.info("%s: %d earlier steps count in every ε", path, ledger.releases)
-    return Journal(training_digest, path, ledger, saved, resources)
+    return Journal(training_digest, terms, path, ledger, saved, resources)
+
+
+def _load_saved(
+    path: Path, training_digest: str, terms: dict[str, Any]
+) -> checkpoint.Checkpoint | None:
+    """Return the saved state, or None. Reject that of another training, and state how it differs.
+
+    Args:
+        path: The file that `save` writes.
+        training_digest: Digest of the training.
+        terms: What the digest covers.
+    """
+    try:
+        return checkpoint.load(path, training_digest, ADVICE)
+    except checkpoint.OtherRunError as error:
+        differences = tell_differences(error.saved.built.get(TERMS), terms)
+        raise UserError(
+            f"{path}: belongs to another training, which differs in: {differences}. {ADVICE}"
+        ) from None
 
 
 @contextmanager

@@ -24,8 +24,9 @@ from zdp_bench.gradients.losses import preserve_random_state, set_seed
 from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.gradients.program import renew
 from zdp_bench.library import starts
+from zdp_bench.library.batch import Batch
 from zdp_bench.library.examples import Items
-from zdp_bench.library.journal import Journal, writable
+from zdp_bench.library.journal import TERMS, Journal, writable
 from zdp_bench.library.keys import Keys, randomness_kind
 from zdp_bench.library.model_check import require_gradients
 from zdp_bench.library.optimizers import (
@@ -70,19 +71,6 @@ COUNTED = "counts steps that the model may not have taken"
 _STEP_LOCK = Lock()
 _LIVE: WeakSet[Private] = WeakSet()  # all trainings of this process
 MIN_LOSS = 1e-6  # of a smaller initial loss, a later one of normal size would be a large multiple
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """A token for the batch of one step, whose examples `Private.step` draws.
-
-    It gives no access to the examples or to their number, because both are private.
-
-    Attributes:
-        number: Index of the step, from 0.
-    """
-
-    number: int
 
 
 @dataclass(frozen=True)
@@ -676,6 +664,7 @@ class Private:
                 EARLIER: [training.as_dict() for training in self._earlier],
                 ID: self._id,
                 COUNTED: self._has_counted,
+                TERMS: self.journal.terms,
             },
         )
         with explain_write_errors(self.checkpoint, "call it again"):

@@ -109,6 +109,18 @@ class Checkpoint:
         carried.update(self.carried)
 
 
+class OtherRunError(UserError):
+    """A checkpoint belongs to another run.
+
+    Attributes:
+        saved: The checkpoint.
+    """
+
+    def __init__(self, message: str, saved: Checkpoint) -> None:
+        super().__init__(message)
+        self.saved = saved
+
+
 class Misfit(ValueError):  # noqa: N818 - a fact about a checkpoint
     """The state of a checkpoint does not fit the parts that should continue from it."""
 
@@ -185,7 +197,8 @@ def load(
         advice: what to do about a checkpoint that cannot be used, for the error.
 
     Raises:
-        UserError: the file is damaged, or belongs to another run.
+        UserError: the file is damaged.
+        OtherRunError: it belongs to another run.
     """
     try:
         # torch warns about unusual pickle protocols.
@@ -211,9 +224,8 @@ def load(
             f"{path}: is damaged, or not a checkpoint of this version of zdp-bench. {advice}"
         ) from None
     if checkpoint.run != run:
-        raise UserError(
-            f"{path}: belongs to run {checkpoint.run[:12]}, not to {run[:12]}. {advice}"
-        )
+        message = f"{path}: belongs to run {checkpoint.run[:12]}, not to {run[:12]}. {advice}"
+        raise OtherRunError(message, checkpoint)
     return checkpoint
 
 
