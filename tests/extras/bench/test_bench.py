@@ -4,18 +4,21 @@ is written can be read.
 
 import csv
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from tests.test_cli import leave
 from zdp_bench.errors import UserError
-from zdp_bench.extras.bench import tables
+from zdp_bench.extras.bench import measure, tables
 from zdp_bench.extras.bench.measure import by_turns, peak_memory, require_agreement
-from zdp_bench.extras.bench.steps import SIDES
+from zdp_bench.extras.bench.steps import SIDES, Examples
 from zdp_bench.extras.bench.workload import NETWORKS, Step, Workload
 from zdp_bench.gradients.program import state_of
 
@@ -106,6 +109,41 @@ def test_peak_memory_counts_the_weights() -> None:
     assert abs(again / peak - 1) < 0.05  # what an allocator keeps for later is not in it
 
 
+def test_on_a_gpu_memory_is_that_of_the_step_in_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The weights of the sides that were timed before were counted as each step's memory."""
+    process = Mock(return_value=SimpleNamespace(returncode=0, stdout="30.0\n"))
+    monkeypatch.setattr(measure.subprocess, "run", process)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert peak_memory(REAL, "non-private") == 30
+    assert "zdp_bench.extras.bench.measure" in process.call_args.args[0]
+    monkeypatch.setitem(SIDES, "warm", lambda workload: None)
+    monkeypatch.setattr(measure, "_run_twice", lambda workload, side: None)
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda: 100 * 2**20)
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: 130 * 2**20)
+    assert measure._measure(asdict(REAL), "non-private") == 30
+
+
+def test_all_whole_loops_read_the_same_examples_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours read the batch at once, and the others collated it."""
+    pytest.importorskip("opacus")
+    read: list[int] = []
+    original = Examples.__getitem__
+
+    def get(self: Examples, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        read.append(index)
+        return original(self, index)
+
+    monkeypatch.setattr(Examples, "__getitem__", get)
+    for side in [side for side in SIDES if "whole loop" in side]:
+        step = SIDES[side](REAL)
+        read.clear()
+        step.run()
+        assert sorted(read) == [0, 1, 2, 3], side
+
+
 ROW: tables.Row = {"case": "a case", "side": "private, fast", "milliseconds": 12.3456}
 ROW |= {"ratio": 1.25, "ratio_low": 1.2, "ratio_high": 1.3, "deviation": None}
 ROW |= {"memory": 100.0, "memory_ratio": 1.5, "paper_ratio": 44.7}
@@ -157,7 +195,23 @@ def test_a_case_is_written_once_it_is_measured(measured: Any, tmp_path: Path) ->
     assert list(tables.read(tables.paths_of("library", False, tmp_path)[1]).case) == [ROW["case"]]
 
 
-@pytest.mark.parametrize("content", [b"", b"case,side\n", b"\xff\xfe", b'case,device\n"a'])
+HEADER = (
+    b"date,case,side,device,threads,milliseconds,ratio,ratio_low,ratio_high,deviation,memory,"
+    b"memory_ratio,paper_ratio,python\n"
+)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"case,side\n",
+        b"\xff\xfe",
+        b'case,device\n"a',
+        b"case,side,device,threads\nc,s,cpu,1\n",
+        HEADER + b"2026,c,s,cpu,1,fast,1,1,1,,,,,3\n",
+    ],
+)
 def test_a_damaged_table_is_refused_before_anything_is_measured(
     measured: Any, tmp_path: Path, content: bytes
 ) -> None:
@@ -171,6 +225,30 @@ def test_a_damaged_table_is_refused_before_anything_is_measured(
     with pytest.raises(UserError, match=r"bench_library\.csv: "):
         list(tables.run("library", False, 2, tmp_path))
     assert list(cases) == [[ROW]]
+
+
+def test_a_page_states_the_date_wherever_its_column_is(tmp_path: Path) -> None:
+    path = tmp_path / "bench_library.csv"
+    path.write_bytes(HEADER + b"2026-12-01,c,s,cpu,1,2,1,1,1,,,,,3.11\n")
+    assert "(python 3.11, date 2026-12-01)" in tables.as_markdown("library", tables.read(path))
+
+
+def test_a_page_says_what_its_rows_were_measured_with(tmp_path: Path) -> None:
+    path = tmp_path / "bench_library.csv"
+    side = "zdp-bench's whole loop"
+    for date, device, memory, lines in [
+        ("2026-11-26", "NVIDIA H200", "30", [tables.FORMER_MEMORY, tables.FORMER_BATCHES]),
+        ("2026-11-29", "cpu (one)", "30", [tables.FORMER_BATCHES]),
+        ("2026-12-01", "NVIDIA H200", "30", []),
+    ]:
+        row = f"{date},c,{side},{device},1,2,1,1,1,,{memory},1,,3.11\n"
+        path.write_bytes(HEADER + row.encode())
+        page = tables.as_markdown("library", tables.read(path))
+        former = [tables.FORMER_MEMORY, tables.FORMER_BATCHES]
+        assert [text for text in former if text in page] == lines
+    startup = tables.as_markdown("startup", tables.read(path))
+    assert "`import torch`" in startup
+    assert "non-private" not in startup
 
 
 def test_what_another_machine_measured_stays_beside_it(measured: Any) -> None:

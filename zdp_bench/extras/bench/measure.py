@@ -12,6 +12,7 @@ sides or this process's allocator hold.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import operator
 import re
@@ -143,9 +144,7 @@ def peak_memory(workload: Workload, side: str) -> float | None:
     Raises:
         UserError: the process that measures it failed.
     """
-    if torch.cuda.is_available():
-        return _measure(asdict(workload), side)
-    if not Path("/proc/self/clear_refs").exists():
+    if not torch.cuda.is_available() and not Path("/proc/self/clear_refs").exists():
         return None
     _call_glibc("malloc_trim", 0)  # return free memory, so that both processes fit
     arguments = json.dumps([asdict(workload), side, torch.get_num_threads()])
@@ -167,10 +166,12 @@ def peak_memory(workload: Workload, side: str) -> float | None:
 def _measure(workload: dict[str, Any], side: str) -> float:
     """Run two steps in this process, and return their peak memory in MiB."""
     SIDES["warm"](Workload(**workload))  # so that libraries load what they load at first use
+    gc.collect()
     if torch.cuda.is_available():
+        allocated_before = torch.cuda.memory_allocated()  # such as the workspaces of libraries
         torch.cuda.reset_peak_memory_stats()
         _run_twice(workload, side)
-        return torch.cuda.max_memory_allocated() / 2**20
+        return (torch.cuda.max_memory_allocated() - allocated_before) / 2**20
     _read_status("VmRSS")  # so that memory for the reading itself is already allocated
     before = _read_status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak, VmHWM

@@ -5,8 +5,8 @@ clipping, noise, update. Our private sides run `training.step.private_step`, wit
 because other frameworks have none.
 
 The sides named 'whole loop' contain everything that a user's loop does: they collate examples from
-a dataset, and include a library's accounting and ledger. They draw all examples at each step, so
-that all steps have the same batch size.
+a dataset (`Examples`), and include a library's accounting and ledger. They draw all examples at
+each step, so that all steps have the same batch size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weakref import finalize
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
@@ -37,6 +37,23 @@ from zdp_bench.training.step import Training, private_step
 from zdp_bench.training.total import Total
 
 # -------------------------------------------------------------------------------------- non-private
+
+
+class Examples(Dataset[tuple[Tensor, Tensor]]):
+    """A batch as a dataset of its own, which every loop reads and collates by example.
+
+    zdp-bench reads a `TensorDataset` at once, which is faster than most datasets allow.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(self.batch[1])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = self.batch
+        return inputs[index], targets[index]
 
 
 def batches_of(
@@ -55,7 +72,7 @@ def batches_of(
     if not collate:
         return repeat(examples)
     all_indices = repeat(list(range(workload.batch)))
-    return iter(DataLoader(TensorDataset(*examples), batch_sampler=all_indices))
+    return iter(DataLoader(Examples(examples), batch_sampler=all_indices))
 
 
 def non_private(
@@ -204,7 +221,7 @@ def opacus(
     from opacus.validators import ModuleValidator
 
     model = ModuleValidator.fix(workload.build())
-    dataset = TensorDataset(*workload.examples(last=False))
+    dataset = Examples(workload.examples(last=False))
     private: Any = PrivacyEngine().make_private(
         module=model,
         optimizer=workload.optimizer_of(model.parameters()),
@@ -246,7 +263,7 @@ def library_loop(workload: Workload) -> Step:
     private = make_private(
         model,
         workload.optimizer_of(model.parameters()),
-        TensorDataset(*examples),
+        Examples(examples),
         loss=workload.loss_of,
         epochs=MAX_STEPS,
         sample_rate=1.0,

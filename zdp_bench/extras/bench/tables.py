@@ -49,10 +49,23 @@ COLUMNS = {
     "paper_ratio": "paper's ratio",
     "deviation": "agrees to",
 }
+NUMBERS = [
+    *("milliseconds", "ratio", "ratio_low", "ratio_high", "deviation"),
+    *("memory", "memory_ratio", "paper_ratio"),
+]
+FACTS = ("python", "torch", "numpy", "opacus", "date", "allocator")  # of `environment` and `run`
 ABOUT = """Times are the best of alternating rounds. The baseline of a case is its fastest
 non-private side or, if operations are compared, 'real' in torch's default layout. Compare ratios
 across machines, not times. 'Agrees to' is the deviation from the first side that computes the same.
 Peak memory is the most that a step holds at once, measured in its own process."""
+ABOUT_STARTUP = """Times are processor times of a command and the processes that it starts, the best
+of alternating rounds. The baseline is `import torch`. Compare ratios across machines, not times."""
+# What rows of an earlier date were measured with, until they are measured again.
+CHANGED = "2026-11-30"
+FORMER_MEMORY = f"""Before {CHANGED}, peak memory on a GPU was measured in the process of the
+timing, and includes what that process held."""
+FORMER_BATCHES = f"""Before {CHANGED}, zdp-bench's loop took a batch from tensors by one index,
+while the other loops collated its examples (for the MLP, 0.05 ms against 0.29 ms on a CPU)."""
 
 # ------------------------------------------------------------------------------------- comparisons
 
@@ -341,12 +354,12 @@ def _write(
 
 def read(path: Path) -> pd.DataFrame:
     """Return the rows in a CSV file of `run`, empty if there is no such file."""
-    keys = ["case", "side", "device", "threads"]
+    columns = ["case", "side", "device", "threads", *NUMBERS]
     if not path.exists():
-        return pd.DataFrame([], columns=keys)
+        return pd.DataFrame([], columns=columns)
     with reading(path):
-        rows = pd.read_csv(path, dtype={"threads": str})
-        expect({*keys} <= {*rows.columns}, "lacks columns of a table of the bench; delete it")
+        rows = pd.read_csv(path, dtype={"threads": str} | dict.fromkeys(NUMBERS, float))
+        expect({*columns} <= {*rows.columns}, "lacks columns of a table of the bench; delete it")
     return rows
 
 
@@ -377,17 +390,32 @@ def as_markdown(table: str, rows: pd.DataFrame) -> str:
         f"# Measured: {table}",
         "",
         f"`zdp-bench bench {table}` made this.",
-        *ABOUT.split("\n"),
+        *(ABOUT_STARTUP if table == "startup" else ABOUT).split("\n"),
+        *_describe_former(rows),
     ]
+    facts = [name for name in FACTS if name in rows]
     columns = list(COLUMNS.values())
     for case, case_rows in rows.groupby("case", sort=False):
         lines += ["", f"## {case}"]
         for (machine, threads), measured in case_rows.groupby(["device", "threads"], sort=False):
-            facts = measured.iloc[0].drop(["device", "threads"])["python":].dropna()
-            versions = ", ".join(f"{key} {value}" for key, value in facts.items())
+            known = measured.iloc[0][facts].dropna()
+            versions = ", ".join(f"{key} {value}" for key, value in known.items())
             lines += ["", f"On {machine}, {threads} threads ({versions}).", ""]
             lines += markdown_table(columns, [cells(row) for row in measured.to_dict("records")])
     return "\n".join(lines) + "\n"
+
+
+def _describe_former(rows: pd.DataFrame) -> list[str]:
+    """Return lines about rows that were measured in another way than today."""
+    if "date" not in rows:
+        return []
+    rows = rows[rows.date < CHANGED]
+    lines = []
+    if (rows.memory.notna() & ~rows.device.str.startswith("cpu")).any():
+        lines += ["", *FORMER_MEMORY.split("\n")]
+    if rows.side.str.contains("zdp-bench's whole loop").any():
+        lines += ["", *FORMER_BATCHES.split("\n")]
+    return lines
 
 
 def environment(threads: int) -> Row:
