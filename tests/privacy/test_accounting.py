@@ -272,7 +272,7 @@ HARDLY = Mechanism.of_z(0.02, DRAWN.sampling)  # the least noise at which sampli
         (acc.rdp_uniform, (1.1, 0.01, 1000), 3.1899987784),
         (acc.rdp_wor, (1.1, 0.01, 1000), 3.6684678164),
         (patient_epsilon, (DRAWN, 3, 40), 4.9133229631),
-        (acc.patient_interval, (QUIET, 3, 40), (1.3702511950, 1.7402236523)),
+        (acc.patient_interval, (QUIET, 3, 40), (1.3702511950, 1.7402223302)),
         (acc.tight_interval, (FIXED, 40), (1.4281825686, 1.5239162779)),
         (acc.example_epsilon, (DRAWN, 40), 2.0809187505),
         (patient_epsilon, (HARDLY, 3, 2), 12599.552434),

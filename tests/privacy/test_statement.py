@@ -19,7 +19,7 @@ from tests.test_cli import leave
 from zdp_bench import cli, make_private
 from zdp_bench.config import configured
 from zdp_bench.errors import UserError
-from zdp_bench.privacy.statement import question, show_epsilon, warn_of
+from zdp_bench.privacy.statement import question, round_down, round_up, show_epsilon, warn_of
 from zdp_bench.report.number_format import interval
 from zdp_bench.training.setup import Setup
 
@@ -132,3 +132,16 @@ def test_nobody_else_formats_one() -> None:
     for path in PACKAGE.rglob("*.py"):
         for line in path.read_text(encoding="utf-8").splitlines():
             assert not wrong.search(line) or "Claim(" in line, line
+
+
+@pytest.mark.parametrize("digits", [3, 5, 6])
+def test_noise_is_rounded_up_and_a_lower_bound_down_by_less_than_a_digit(digits: int) -> None:
+    for value in (0.5904978, 1e-7 / 3, 12345.6789, 9.999999999, 1 + 2**-52, 2e19 / 3):
+        low, high = round_down(value, digits), round_up(value, digits)
+        assert low <= value <= high
+        assert high - low <= 10.0 ** (1 - digits) * high
+        assert [float(f"{bound:.{digits}g}") for bound in (low, high)] == [low, high]
+        assert round_up(high, digits) == round_down(high, digits) == high
+    assert round_up(0.59041, 4) == 0.5905
+    for whole in (0.0, 1.1, math.inf):
+        assert round_up(whole, digits) == round_down(whole, digits) == whole

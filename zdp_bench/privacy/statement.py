@@ -1,4 +1,4 @@
-"""State an ε: check its δ, and round it up to three digits."""
+"""State an ε or noise: check the δ, and round to the safe side."""
 
 from __future__ import annotations
 
@@ -40,6 +40,27 @@ def warn_of(delta: float, units: int) -> None:
     warning = question(delta, units)
     if warning:
         log.warning(warning)
+
+
+def round_up(value: float, digits: int) -> float:
+    """Return the least number of so many significant digits that is not below `value`.
+
+    Noise that was calibrated then keeps its target, and an upper bound remains one.
+    """
+    return _round_to(value, digits, ROUND_CEILING)
+
+
+def round_down(value: float, digits: int) -> float:
+    """Return the largest number of so many significant digits that is not above `value`."""
+    return _round_to(value, digits, ROUND_FLOOR)
+
+
+def _round_to(value: float, digits: int, rounding: str) -> float:
+    if value == 0 or not math.isfinite(value):
+        return value
+    exact = Decimal(repr(float(value)))
+    last_digit = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+    return float(exact.quantize(last_digit, rounding))
 
 
 def show_epsilon(value: float | None, at_least: bool = False) -> str:

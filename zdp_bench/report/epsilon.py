@@ -48,7 +48,7 @@ from zdp_bench.privacy.mechanism import (
     Scheme,
 )
 from zdp_bench.privacy.memory import call_cached
-from zdp_bench.privacy.statement import question, require_delta, show_epsilon
+from zdp_bench.privacy.statement import question, require_delta, round_up, show_epsilon
 from zdp_bench.report import papers
 from zdp_bench.report.number_format import interval, rounded
 from zdp_bench.report.sheet import Sheet
@@ -587,7 +587,7 @@ def _show_answers(training: Training, answers: list[Answer]) -> Sheet:
     for line in answers:
         row = [
             CONVENTIONS[line.noise],
-            f"{line.sigma:.5g}",
+            f"{round_up(line.sigma, 5):.5g}",
             f"{line.z:.4g}",
             line.accountant,
             interval(line.at_least, line.epsilon),
@@ -605,6 +605,9 @@ def _show_answers(training: Training, answers: list[Answer]) -> Sheet:
         "steps": steps,
         "delta": delta,
     }
-    numbers = [setting | rounded(line._asdict()) for line in answers]
+    numbers = [
+        setting | rounded(line._asdict(), up=("sigma", "epsilon"), down=("at_least",))
+        for line in answers
+    ]
     columns = ["noise", "σ", "z", "accountant", "ε", ""]
     return Sheet(title, columns, rows, notes, numbers=numbers)

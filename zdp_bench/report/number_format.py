@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import mean, stdev
 
-from zdp_bench.privacy.statement import show_epsilon
+from zdp_bench.privacy.statement import round_down, round_up, show_epsilon
 
 
 def name_one(unit: str) -> str:
@@ -81,10 +81,26 @@ def mean_and_deviation(
     return shown + count
 
 
-def rounded(numbers: Mapping[str, object]) -> dict[str, object]:
-    """Return a mapping with its floats rounded to six significant digits."""
+def rounded(
+    numbers: Mapping[str, object],
+    up: Collection[str] = (),
+    down: Collection[str] = (),
+) -> dict[str, object]:
+    """Return a mapping with its floats rounded to six significant digits.
+
+    Args:
+        numbers: the mapping.
+        up: keys of upper bounds, and of noise that keeps one. Default: none.
+        down: keys of lower bounds. Default: none.
+    """
     result = dict(numbers)
     for key, value in numbers.items():
-        if isinstance(value, float):
+        if not isinstance(value, float):
+            continue
+        if key in up:
+            result[key] = round_up(value, 6)
+        elif key in down:
+            result[key] = round_down(value, 6)
+        else:
             result[key] = float(f"{value:.6g}")
     return result

@@ -7,7 +7,7 @@ from typing import Any
 
 from zdp_bench.data import EXAMPLE
 from zdp_bench.data.files import Card, card, has_files, missing
-from zdp_bench.privacy.statement import show_epsilon
+from zdp_bench.privacy.statement import round_up, show_epsilon
 from zdp_bench.records import Privacy, Record
 from zdp_bench.report.number_format import duration, interval, name_one
 from zdp_bench.report.sheet import Sheet
@@ -90,7 +90,7 @@ def _privacy_facts(privacy: dict[str, Any], owned: int | None) -> dict[str, str]
     if privacy["epsilon_patient"] is not None:
         of_owner = f"{show_epsilon(privacy['epsilon_patient'])}, for {owner}"
     facts = {
-        "noise": f"σ = {sigma:.4g}, z = {z:.4g} (in the weakest direction)",
+        "noise": f"σ = {round_up(sigma, 4):.4g}, z = {z:.4g} (in the weakest direction)",
         "claimed ε": f"{claimed}  (accountant {privacy['claimed_by']})",
         "tight ε": f"{tight} per {protected} at δ = {privacy['delta']:g}",
     }
