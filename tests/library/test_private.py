@@ -621,7 +621,7 @@ PROBES: list[Any] = [
         ({"ledger": "ledger.txt"}, r"ends in \.jsonl"),
         ({"noise_multiplier": 1e-6}, r"^noise_multiplier=1e-06: must be 0, or lie in"),
         ({"max_grad_norm": math.inf}, r"^max_grad_norm=inf: must be less"),
-        ({"start_steps": 2}, "trains others: it needs a linear model, such as real_linear"),
+        ({"start_steps": 2}, "nothing else: it needs a linear model, such as real_linear"),
         *(({"seed": seed}, "whole number from 0 to") for seed in (-1, 2**64, 1.5, True)),
         *(({"micro_batch": size}, "whole number from 1 to") for size in (0, 1.5, "2")),
         *(

@@ -331,6 +331,14 @@ def test_the_filters_of_records_choose_the_unfinished_runs(
     assert bool(sheet(tmp_path, filters).notes) == is_named
 
 
+def test_a_table_without_records_says_so(tmp_path: Path) -> None:
+    home = records.folder(tmp_path, "quickstart", "c" * 64)
+    records.write_text(home / "spending.json", "{}")
+    (empty, unfinished) = sheet(tmp_path).notes
+    assert empty == "There is no record of a finished run."
+    assert unfinished.startswith("Not finished: quickstart/cccccccc")
+
+
 @pytest.mark.parametrize(
     "condition",
     [

@@ -55,7 +55,7 @@ def _find_finite(source: Source) -> Tensor:
     finite = []
     for indices in torch.arange(len(source)).split(batch_size):
         inputs, targets = _read(source, indices)
-        finite.append(_is_finite(inputs) & _is_finite(targets))
+        finite.append(find_finite_rows(inputs) & find_finite_rows(targets))
     return torch.cat(finite)
 
 
@@ -64,6 +64,6 @@ def _read(source: Source, indices: Tensor) -> tuple[Tensor, Tensor]:
     return source.batch(indices, uniforms if source.is_stochastic else None)
 
 
-def _is_finite(values: Tensor) -> Tensor:
+def find_finite_rows(values: Tensor) -> Tensor:
     """Return True for each row of [B, ...] whose values are all finite, [B]."""
     return values.isfinite().reshape(len(values), -1).all(dim=1)

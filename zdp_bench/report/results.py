@@ -241,6 +241,8 @@ def sheet(
             frame = keep(frame, filters)
         except UserError as error:
             raise UserError(" ".join([str(error), *notes])) from None
+    else:
+        notes.insert(0, "There is no record of a finished run.")
     frame[DIFFERS] = tell_differences(frame, keys)
     if columns:
         names = list(dict.fromkeys(columns.split(",")))

@@ -49,6 +49,21 @@ def test_predict_writes_what_the_run_s_model_gives(
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
 
 
+def test_predict_warns_of_inputs_that_are_not_finite(
+    exported: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    inputs = INPUTS.clone()
+    inputs[3, 0, 0], inputs[4, 1, 1] = float("nan"), float("inf")
+    for values, num_warnings in ((INPUTS, 0), (inputs, 1)):
+        np.save(tmp_path / "in.npy", values.numpy())
+        assert predict_file(exported, tmp_path / "in.npy", tmp_path / "out.npy") == (5, 10)
+        assert len(caplog.messages) == num_warnings
+    assert (
+        "in.npy: 2 of 5 examples contain NaN or infinite values (the first is example 3)"
+        in (caplog.messages[0])
+    )
+
+
 @pytest.mark.parametrize("kind", ["u1", "i2", "i8", "f4", "f8", "c8", "c16"])
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_numbers_of_either_byte_order_are_read(tmp_path: Path, kind: str, order: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from zdp_bench.config.plugins import plugin_keys
 from zdp_bench.config.schema import PLUGINS, SECTIONS, Plugin, Run
 from zdp_bench.config.words import check_values
 from zdp_bench.data import DatasetInfo, Splits
+from zdp_bench.data.finite import find_finite_rows
 from zdp_bench.disk import require_regular, write_bytes
 from zdp_bench.errors import UserError, in_one_line, wrong_type
 from zdp_bench.extras.sharing import folder as files
@@ -31,6 +33,8 @@ from zdp_bench.training.build import build_model, leave_compiler
 from zdp_bench.training.evaluation import forward
 from zdp_bench.training.representation import build_representation
 from zdp_bench.training.setup import ModelSetup, build_dataset
+
+log = logging.getLogger(__name__)
 
 
 def load(
@@ -288,6 +292,16 @@ def predict_file(
         raise UserError(
             f"{inputs}: contains {_describe(examples.dtype, examples.shape)}, but the model takes "
             f"{_describe(dtype, ('n', *shape))}, prepared as its training data was."
+        )
+    bad = torch.nonzero(~find_finite_rows(examples)).flatten()
+    if len(bad):
+        log.warning(
+            "%s: %d of %d examples contain NaN or infinite values (the first is example %d), and "
+            "their outputs have no meaning",
+            inputs,
+            len(bad),
+            len(examples),
+            int(bad[0]),
         )
     outputs = forward(load(folder, weights=weights), examples.to(dtype))
     buffer = io.BytesIO()
