@@ -29,7 +29,7 @@ from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS, GROUPS
 from zdp_bench.cli.parser import build_parser, parse_arguments
 from zdp_bench.errors import UserError
-from zdp_bench.training.interrupts import Stopped
+from zdp_bench.training.interrupts import Stopped, explain
 
 TINY = ["trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]", "threads=1"]
 TINY += ["accountant=gdp_clt"]  # the quickest
@@ -208,6 +208,9 @@ MISTAKES = [
     ("reproduce cost ++paths.results=pyproject.toml/x", "pyproject.toml/x: Not a"),
     ("budget mnits", "'mnits'"),
     ("list recipes chset", "'chset'"),
+    ("list mri cnn", "mri cnn: give one word, or a kind and a word"),
+    ("help nonsense", "verb 'nonsense' is not known"),
+    ("data check recipe=quickstart paths.data=a --root b", "paths.data sets the data root too"),
     ("table zeta_dp_2021/11", "Did you mean 'zeta_dp_2021/1'?"),
     ("run -m recipe=quickstart --show-config", "leave -m out"),
     ("run recipe=chest", "Did you mean 'chest_xray_"),
@@ -244,6 +247,12 @@ def test_a_name_that_is_too_long_is_one_sentence(
     save(here / "results", record("a"))
     message = leave(line.format("n" * 300).split(), capsys)
     assert message.endswith("the name is too long for the file system; choose a shorter one.\n")
+
+
+def test_an_error_names_the_file_and_not_what_is_written_before_it() -> None:
+    partial = "a/.mine.yaml.0123456789abcdef.partial"
+    error = OSError(errno.EROFS, "Read-only file system", partial)
+    assert str(explain(error)).startswith("a/mine.yaml: Read-only file system. ")
 
 
 EMPTY = [

@@ -170,7 +170,7 @@ def test_a_template_is_written_in_any_locale(tmp_path: Path) -> None:
 
 def test_names_that_cannot_be_are_refused(tmp_path: Path) -> None:
     for kind, taken in zip(KINDS, ("quickstart", "mnist", "dp_sgd"), strict=True):
-        with pytest.raises(UserError, match=f"there is a {kind} '{taken}' already"):
+        with pytest.raises(UserError, match=f"{kind} '{taken}' exists already"):
             write_template(kind, taken, tmp_path)
     with pytest.raises(UserError, match="cannot be a name"):
         write_template("recipe", "my-recipe", tmp_path)
@@ -178,7 +178,7 @@ def test_names_that_cannot_be_are_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="cannot be a name: use at most 100 characters"):
             write_template(kind, "a" * 240, tmp_path)
     for kind in ("dataset", "algorithm"):  # pip would have replaced zdp-bench by it
-        with pytest.raises(UserError, match="there is a package zdp_bench already"):
+        with pytest.raises(UserError, match="package 'zdp_bench' exists already"):
             write_template(kind, "bench", tmp_path)
     assert not list(tmp_path.iterdir())
     write_template("recipe", "mine", tmp_path)

@@ -82,7 +82,8 @@ MISTAKES = [
     ("name=Müller", "is not an override: ...with anything but A-Z, a-z, 0-9...in quotes within"),
     ("tags=[ä]", "is not an override: ...with anything but A-Z, a-z, 0-9...in quotes within"),
     ("~seed", "seed has no value: set it"),
-    ("~algorithm", "algorithm.name is missing: choose a algorithm"),
+    ("~algorithm", "algorithm.name is missing: choose one with algorithm=NAME"),
+    ("~threads", "~threads: there is no such key, or it is null already"),
     ("~seed=7", "The value of 'seed' is 0 and not 7"),
     ("seed=${sed}", "seed: Interpolation key 'sed' not found"),
     ("trainer.epochs=???", "trainer.epochs has no value"),
@@ -388,6 +389,11 @@ WRONG = [
     ("NULL.yaml", MINE, "differs from false, inf, nan, null, true"),
     ("optimizer.yaml", MINE + "optimizer: adam", "'- override /optimizer: adam'"),
     ("trainer.yaml", "trainer: uniform", "'- override /trainer: uniform'"),
+    (
+        "twice.yaml",
+        "defaults: [{override /model: real_mlp}, {override /model: complex_mlp}]",
+        "override /model: is there twice",
+    ),
     ("path.yaml", "dataset: {path: 2024_01}", "dataset.path: 2024_01: YAML reads this as 202401"),
     ("tags.yaml", "tags: [a, 010]", "tags: 010: YAML reads this as 8; put it in quotes"),
     (

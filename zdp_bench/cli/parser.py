@@ -82,8 +82,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     """
     parser = build_parser()
     if not words or words[0] == "help":
-        verbs = [word for word in words[1:2] if word in COMMANDS]
-        words = [*verbs, "--help"]
+        words = [*words[1:2], "--help"]
     options, unparsed = parser.parse_known_args(words)
     verb = f"zdp-bench {options.verb}"
     pairs = getattr(options, "overrides", getattr(options, "filters", None))

@@ -142,7 +142,7 @@ def check_plugin(kind: str, node: dict[str, Any]) -> Plugin:
     options = dict(node)
     name = options.pop("name", None)
     if not isinstance(name, str):
-        raise UserError(f"{kind}.name is missing: choose a {kind}, such as {kind}=NAME.")
+        raise UserError(f"{kind}.name is missing: choose one with {kind}=NAME.")
     builder = find_builder(kind, name)
     keys = plugin_keys(kind, name)
     for key in options:

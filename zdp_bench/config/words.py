@@ -271,6 +271,8 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
     """Return an error of Hydra as one sentence, with a suggestion for an unknown key."""
     while not str(error).strip() and isinstance(error.__cause__, Exception):
         error = error.__cause__  # Hydra wraps some errors in one without text
+    if absent := re.search(r"Could not delete from config\. '([^']+)' does not", str(error)):
+        return f"~{absent[1]}: there is no such key, or it is null already; leave this word out."
     unknown_key = re.search(r"Could not override '([^']+)'", str(error))
     if unknown_key:
         return _explain_unknown(unknown_key[1], overrides)
@@ -442,6 +444,7 @@ def _walk(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 def _check_defaults(node: Any) -> None:
     """Reject entries other than `_self_` and `override /GROUP: NAME`, or with an unknown name."""
+    chosen: set[str] = set()
     for entry in node if isinstance(node, list) else [node]:
         pairs = entry.items() if isinstance(entry, dict) else [(entry, None)]
         for key, name in pairs:
@@ -449,6 +452,9 @@ def _check_defaults(node: Any) -> None:
             if group in GROUPS and str(key) != group:
                 if name not in group_options(group):
                     raise unknown(group, str(name), group_options(group))
+                if group in chosen:  # Hydra would take the first
+                    raise UserError(f"defaults: override /{group}: is there twice; leave one out.")
+                chosen.add(group)
             elif key != "_self_":
                 raise UserError(
                     f"defaults: {key}: must be 'override /GROUP: NAME', and GROUP one of "

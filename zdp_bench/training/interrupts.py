@@ -247,17 +247,17 @@ def explain(error: BaseException) -> UserError | None:
             "out of memory. Reduce trainer.micro_batch, for example to 8, or raise the limit; "
             "everything saved is intact."
         )
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG and error.filename:
+    if isinstance(error, OSError) and error.filename and error.strerror:
         from zdp_bench.disk import find_target  # not needed for --help, and slow
 
-        path = Path(str(error.filename))
+        written = Path(str(error.filename))
+        path = find_target(written) or written
+        if error.errno == errno.ENAMETOOLONG:
+            return UserError(
+                f"{path}: the name is too long for the file system; choose a shorter one."
+            )
         return UserError(
-            f"{find_target(path) or path}: the name is too long for the file system; choose a "
-            "shorter one."
-        )
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return UserError(
-            f"{error.filename}: {error.strerror}. Fix this, or choose another folder "
+            f"{path}: {error.strerror}. Fix this, or choose another folder "
             "(paths.results, paths.data, --results); everything saved is intact."
         )
     # The output of the command, or a file that a library writes: neither has a name.

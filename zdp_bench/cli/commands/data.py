@@ -122,9 +122,11 @@ def _is_present(root: Path, name: str) -> bool:
 def _check_recipe(words: list[str], root: Path | None) -> int:
     """Load the data set of a configuration, and count its examples that are not finite."""
     from zdp_bench.config import configured
-    from zdp_bench.config.words import write_word
+    from zdp_bench.config.words import split_word, write_word
     from zdp_bench.training.setup import load_data
 
+    if root and any(split_word(word)[0] == "paths.data" for word in words):
+        raise UserError(f"--root {root}: paths.data sets the data root too; leave one out.")
     config = configured([*words, *([write_word("paths.data", root)] if root else [])])
     return _print_counts(config.dataset.name, load_data(config))
 

@@ -56,7 +56,12 @@ def run(options: argparse.Namespace) -> int:
             for kind, lines in lines_of.items()
         }
         has_two_words = options.word and word != options.word
-        if not any(lines_of.values()) or has_two_words:
+        if has_two_words:
+            raise UserError(
+                f"{options.kind} {options.word}: give one word, or a kind and a word; the kinds "
+                f"are {', '.join(KINDS)}."
+            )
+        if not any(lines_of.values()):
             raise unknown("kind or word", word, names)
     if options.format != "rich":
         rows = [[kind, name, line] for kind, lines in lines_of.items() for name, line in lines]

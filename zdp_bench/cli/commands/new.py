@@ -50,6 +50,7 @@ def write_template(kind: str, name: str, folder: Path) -> list[Path]:
     from zdp_bench.config.words import NOT_NAMES
     from zdp_bench.disk import write_bytes
     from zdp_bench.registry import names
+    from zdp_bench.training.interrupts import require_writable
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UserError(f"'{name}' cannot be a name: use a-z, 0-9 and _, and begin with a letter.")
@@ -59,7 +60,7 @@ def write_template(kind: str, name: str, folder: Path) -> list[Path]:
         raise UserError(f"'{name}' cannot be a name: {kind}={name} would be read as a value.")
     existing_names = assets.group(assets.RECIPES) if kind == "recipe" else names(kind)
     if name in existing_names:
-        raise UserError(f"there is a {kind} '{name}' already; choose another name.")
+        raise UserError(f"{kind} '{name}' exists already; choose another name.")
     if kind == "recipe":
         templates = {folder / f"{name}.yaml": "recipe.yaml"}
     else:
@@ -69,7 +70,8 @@ def write_template(kind: str, name: str, folder: Path) -> list[Path]:
         if path.exists():
             raise UserError(f"{path}: exists already; move it away, or choose another name.")
     if kind != "recipe" and find_spec(f"zdp_{name}"):  # which `pip install` would replace
-        raise UserError(f"there is a package zdp_{name} already; choose another name.")
+        raise UserError(f"package 'zdp_{name}' exists already; choose another name.")
+    require_writable(folder.absolute())
     for path, template in templates.items():
         content = (_TEMPLATES / template).read_bytes()
         write_bytes(path, content.replace(b"NAME", name.encode()))
