@@ -6,6 +6,7 @@ import math
 import statistics
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     for name in scripts:
         sys.modules.pop(name, None)
+
+
+def forget(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Let modules be imported anew during a test."""
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, sys)
+        del sys.modules[name]
 
 
 @pytest.mark.parametrize(("second", "code"), [(PASSES, 0), (FLAGGED, 1)])
@@ -104,22 +112,67 @@ class Noise:
 """
 
 
-@pytest.mark.parametrize("name", ["types", "colorsys", "my.script"])
-def test_a_script_of_any_name_can_pickle_its_classes(
-    capsys: pytest.CaptureFixture[str], folder: Path, name: str
+RUN_ONCE = "import pathlib\npathlib.Path('has_run').touch(exist_ok=False)\n"
+
+
+@pytest.mark.parametrize("is_on_path", [False, True])
+@pytest.mark.parametrize("name", ["types", "colorsys", "msvcrt", "my.script", "my-script"])
+def test_a_script_of_any_name_is_run_once_and_can_pickle_its_classes(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    name: str,
+    is_on_path: bool,
 ) -> None:
-    """A PicklingError ended the audit, and libraries imported the script as the standard module."""
-    (folder / f"{name}.py").write_text(PICKLING)
+    """A PicklingError ended the audit, and libraries imported the script as the standard module.
+
+    In a folder that was on the path already, they still did, and the script ran twice.
+    """
+    if name != "types":  # which is always imported already
+        forget(monkeypatch, name)
+    if is_on_path:
+        monkeypatch.syspath_prepend(folder)
+    (folder / f"{name}.py").write_text(RUN_ONCE + PICKLING)
     code, _, err = command(capsys, "audit", f"./{name}.py:pickled", "--runs=40")
     assert code == 0, err
-    if name != "my.script":
-        assert Path(importlib.import_module(name).__file__ or "").parent != folder
+    if name in sys.stdlib_module_names:
+        with suppress(ImportError):  # of another operating system
+            assert Path(importlib.import_module(name).__file__ or "").parent != folder
+
+
+@pytest.mark.parametrize("name", ["my-audit", "my.audit", "types"])
+def test_a_script_of_any_name_can_import_a_neighbour_of_a_similar_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path, name: str
+) -> None:
+    """The script got the neighbour's name, so that it imported itself."""
+    forget(monkeypatch, "my_audit", "types_")
+    for neighbour in ("my_audit", "types_"):
+        (folder / f"{neighbour}.py").write_text(f"in_{neighbour} = 1\n")
+    script = f"from my_audit import in_my_audit\nfrom types_ import in_types_\n{SCRIPT}"
+    (folder / f"{name}.py").write_text(script)
+    code, _, err = command(capsys, "audit", f"./{name}.py:right", "--runs=40")
+    assert code == 0, err
+
+
+def test_a_script_is_the_module_that_its_neighbour_imports(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    forget(monkeypatch, "neighbour_of_own")
+    (folder / "neighbour_of_own.py").write_text("import own_training\n")
+    script = f"{RUN_ONCE}{SCRIPT}\nimport neighbour_of_own\n"
+    (folder / "own_training.py").write_text(script)
+    code, _, err = command(capsys, "audit", "./own_training.py:right", "--runs=40")
+    assert code == 0, err
 
 
 def test_a_module_is_the_one_that_python_imports_in_the_folder(
-    capsys: pytest.CaptureFixture[str], folder: Path
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
-    """A linked module found no neighbours of the link, and a file came before a package."""
+    """A linked module found no neighbours of the link, and a file came before a package.
+
+    So did Python's own module.
+    """
+    forget(monkeypatch, "linked", "package", "colorsys")
     (folder / "library").mkdir()
     (folder / "library" / "real.py").write_text(f"import beside_link\n{SCRIPT}")
     (folder / "linked.py").symlink_to("library/real.py")
@@ -127,7 +180,9 @@ def test_a_module_is_the_one_that_python_imports_in_the_folder(
     (folder / "package").mkdir()
     (folder / "package" / "__init__.py").write_text(SCRIPT)
     (folder / "package.py").write_text("")
-    for module_name in ("linked", "package"):
+    (folder / "colorsys").mkdir()
+    (folder / "colorsys" / "__init__.py").write_text(SCRIPT)
+    for module_name in ("colorsys", "linked", "package"):
         assert command(capsys, "audit", f"{module_name}:right", "--runs=40")[0] == 0
 
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import re
 import sys
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -65,7 +63,7 @@ def _import(name: str) -> ModuleType:
     """Import a script by its path, or a module by its name, first from the current folder.
 
     A file is loaded by its path, because a module of its name, such as Python's own `statistics`,
-    may have been imported already.
+    may have been imported already, or may be imported by a library later.
     """
     is_path = name.endswith(".py")
     if not is_path and not all(part.isidentifier() for part in name.split(".")):
@@ -80,28 +78,35 @@ def _import(name: str) -> ModuleType:
     # current folder, where it prefers a package to a file.
     folder = path.resolve().parent if is_path else Path.cwd()
     is_package = not is_path and Path(name, "__init__.py").is_file()
-    if path.stem in sys.stdlib_module_names:
-        with suppress(ImportError):  # a module of another operating system
-            # First, because a library that imports it later would find the script in the folder.
-            importlib.import_module(path.stem)
+    is_script = path.is_file() and not is_package
+    if is_script and path.stem in sys.stdlib_module_names:
+        _import_standard(path.stem, folder)
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:
-        if path.is_file() and not is_package:
-            return _load(path)
-        return importlib.import_module(name)
+        return _load(path) if is_script else importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise UserError(f"{name}: module '{error.name}' not found in {folder}.") from None
 
 
-def _load(path: Path) -> ModuleType:
-    """Load a file as a module, which gets the file's name unless another module has it.
+def _import_standard(name: str, folder: Path) -> None:
+    """Import Python's own module of a name, although a folder on the path has a script of the name.
 
-    The module's name has no dots, because pickle looks a class up in its module by name.
+    A library that imports the module later would find the script.
     """
-    name = re.sub(r"\W", "_", path.stem)
-    while name in sys.modules:
-        name += "_"
+    entries = [*sys.path]
+    sys.path[:] = [entry for entry in entries if Path(entry).resolve() != folder]
+    try:
+        importlib.import_module(name)
+    except ImportError:  # a module of another operating system, which is to stay missing
+        sys.modules[name] = None  # type: ignore[assignment]
+    finally:
+        sys.path[:] = entries
+
+
+def _load(path: Path) -> ModuleType:
+    """Load a file as a module."""
+    name = _name_module(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -109,3 +114,14 @@ def _load(path: Path) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _name_module(path: Path) -> str:
+    """Return the name by which a file is imported or, if it is not, a name that no import has."""
+    name = path.stem
+    if name.isidentifier() and name not in sys.modules:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and Path(spec.origin or "").resolve() == path.resolve():
+            return name
+    # Without dots, because pickle imports what is before the first one.
+    return f"script {name.replace('.', '_')}"
