@@ -363,7 +363,11 @@ def test_a_trial_whose_run_was_deleted_keeps_its_score_and_still_counts(
     notes = "\n".join(sheet(after).notes)
     assert f"Deleted runs: those of trials {number}." in notes
     assert ("Export it: " in notes) == (number == 1)
-    run_one([*run_of(after, trial), f"paths.results={tmp_path}"])
+    run_again = [*run_of(after, trial), f"paths.results={tmp_path}"]
+    with pytest.raises(UserError, match="have a tight ε of"):
+        run_one([*run_again, "privacy.total_budget=0.001"])  # it spent its ε again after this
+    assert carry_out(tmp_path, *words, sampler="grid", epsilon=epsilon) == before
+    run_one(run_again)
     again = carry_out(tmp_path, *words, sampler="grid", epsilon=epsilon)
     assert again["trials"][number - 1]["state"] == "done"
     assert again["privacy"]["runs"] == 4
@@ -375,10 +379,15 @@ def run_of(search_record: Any, trial: Any) -> list[str]:
     return [search_record["recipe_as_typed"], *search_record["fixed"], *values, *trial["noise"]]
 
 
+@pytest.mark.parametrize("is_repeated", [False, True])
 def test_new_trials_after_a_deleted_one_have_the_noise_of_the_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_repeated: bool
 ) -> None:
-    """Its run was taken for one before the search, so that the last trial had more noise."""
+    """Its run was taken for one before the search, so that the last trial had more noise.
+
+    If it was carried out again, which spends its ε again, the last trial had too little noise and
+    never began.
+    """
     words = ["optimizer.lr=0.1,0.5,1"]
     begin = module._begin_trial
 
@@ -392,12 +401,16 @@ def test_new_trials_after_a_deleted_one_have_the_noise_of_the_search(
         with pytest.raises(KeyboardInterrupt):
             carry_out(tmp_path, *words, sampler="grid", epsilon=3.0)
     (path,) = tmp_path.glob("searches/*/search.json")
-    first_run = json.loads(path.read_text())["trials"][0]["run"]
-    delete(records.folder(tmp_path, "quickstart", first_run))
+    stopped = json.loads(path.read_text())
+    first_trial = stopped["trials"][0]
+    delete(records.folder(tmp_path, "quickstart", first_trial["run"]))
+    if is_repeated:
+        run_one([*run_of(stopped, first_trial), f"paths.results={tmp_path}"])
     search_record = carry_out(tmp_path, *words, sampler="grid", epsilon=3.0)
     trials = search_record["trials"]
-    assert [trial["state"] for trial in trials] == ["deleted", "done", "done"]
-    assert trials[0]["noise"] == trials[2]["noise"]
+    states = [trial["state"] for trial in trials]
+    assert states == ["done" if is_repeated else "deleted", "done", "done"]
+    assert (trials[0]["noise"] == trials[2]["noise"]) != is_repeated
     assert 2.99 < search_record["privacy"]["epsilon_all"] <= 3.0
 
 

@@ -32,6 +32,7 @@ from zdp_bench.privacy.composition import (
 )
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
+from zdp_bench.records import is_deleted
 from zdp_bench.training.setup import Setup
 from zdp_bench.training.spending import read_spendings_of_recipe
 
@@ -67,7 +68,8 @@ def choose_noise(
     Trials with the same sampling and number of steps have the same noise, which is calibrated for
     all trials of the search together. If another trial differs, this one and those after it share
     what the others leave. It may differ in sampling, in steps, or in noise that was chosen before
-    some of the earlier runs had spent anything.
+    some of the earlier runs had spent anything. Or it may have spent its ε twice: its run was
+    deleted and carried out again.
 
     Args:
         journal: the search's journal.
@@ -91,7 +93,9 @@ def choose_noise(
     planned = _plan_steps_of_one_unit(configured([*overrides, *noise_overrides]), data)
     runs = read_spendings_of_recipe(config, journal.data)
     runs_of_trials = [run for run in runs if run.home in folders_of_other_trials]
-    if all(_spends_the_same(run.spent, planned) for run in runs_of_trials):
+    num_others = sum(not is_deleted(folder) for folder in folders_of_other_trials)
+    each_spent_once = len(runs_of_trials) <= num_others
+    if each_spent_once and all(_spends_the_same(run.spent, planned) for run in runs_of_trials):
         return noise_overrides
     runs_before = [*earlier_runs, *runs_of_trials]
     num_left = options.trials - len(journal.trials)

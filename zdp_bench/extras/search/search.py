@@ -239,8 +239,11 @@ def _run_trials(journal: Journal, show: Shown, print_line: Callable[[str], None]
 
 
 def _is_deleted(home: Path) -> bool:
-    """Return True if a run was deleted and not carried out again since."""
-    return not exists(home) and bool(records.list_deleted(home))
+    """Return True if a run was deleted, and has no record of being carried out again since.
+
+    A run that was refused or interrupted since leaves a folder without a record.
+    """
+    return not exists(home / "record.json") and bool(records.list_deleted(home))
 
 
 def _tell(study: optuna.Study, proposal: optuna.Trial, score: float | None) -> None:
