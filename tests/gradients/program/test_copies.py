@@ -287,16 +287,23 @@ HOLDERS: list[tuple[Callable[[Any], Any], Callable[[Any], Any]]] = [
 def test_a_function_of_a_copy_reads_what_the_copys_hooks_write(
     hold: Callable[[Any], Any], take: Callable[[Any], Any], is_builtin: bool
 ) -> None:
-    """Only functions that were attributes did; others read the original's dictionary."""
+    """Only functions that were attributes did; others read the original's dictionary.
+
+    So did a function that is an attribute and is also called by another one.
+    """
     memory: dict[str, Tensor] = {}
     model: Any = nn.Linear(2, 2)
     model.memory = memory
     model.register_forward_hook(lambda _, inputs, output: memory.update(output=output))
-    model.held = hold(memory.copy if is_builtin else lambda: dict(memory))
+    held = hold(memory.copy if is_builtin else lambda: dict(memory))
+    model.held = held
+    model.read = lambda: take(held)()
     twin: Any = copy_apart(model)
     output = twin(torch.ones(1, 2))
     assert take(twin.held)()["output"] is output
     assert take(model.held)() == {}
+    assert twin.read()["output"] is output
+    assert model.read() == {}
 
 
 class Counting(nn.Module):
@@ -404,8 +411,11 @@ def test_the_function_of_a_cache_is_not_taken_from_a_decorator() -> None:
         return model.bias
 
     model.read = functools.wraps(read)(functools.lru_cache(lambda: model.weight))
+    model.hidden = functools.lru_cache(read)
+    del model.hidden.__wrapped__  # the model could not be copied
     twin: Any = copy_apart(model)
     assert torch.equal(twin.read(), model.weight)
+    assert twin.hidden is model.hidden
 
 
 class OfOneInstance:

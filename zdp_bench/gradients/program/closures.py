@@ -108,7 +108,10 @@ class _Functions:
     def copy_of(self, value: Any) -> Any:
         """Return the copy of a function or other object, or itself if there is none."""
         if id(value) in self.memo:
-            return self.memo[id(value)]
+            copied = self.memo[id(value)]
+            # `copy.deepcopy` copies a partial or a tuple, but not the functions in it.
+            is_incomplete = isinstance(copied, REFERRING) and copied is not value
+            return self.copy_of(copied) if is_incomplete else copied
         if id(value) not in self.copies:
             if not self._refer_to_copies([value]):
                 return value
@@ -162,9 +165,9 @@ def _parts_of(value: Any) -> list[Any]:
     if isinstance(value, BuiltinMethodType):
         return [value.__self__]
     if isinstance(value, CACHE):
-        function = value.__wrapped__
+        function = getattr(value, "__wrapped__", None)
         is_called = any(part is function for part in gc.get_referents(value))
-        return [function] if is_called else []  # another decorator has set `__wrapped__`
+        return [function] if is_called else []  # `__wrapped__` was set anew or deleted
     if type(value) is partial:
         return [value.func, *value.args, *value.keywords.values()]
     if type(value) in (tuple, frozenset) or hasattr(value, "_make"):
