@@ -225,3 +225,11 @@ def test_without_the_files_an_epsilon_per_owner_is_not_guessed(tmp_path: Path) -
     assert report.privacy["epsilon_patient"] == report.privacy["epsilon_tight"]
     facts = dict(show_validation(dataclasses.asdict(report))[0].rows)
     assert facts["ε per speaker"].endswith(", for a speaker")
+
+
+def test_a_data_set_without_owners_has_one_epsilon() -> None:
+    report = dataclasses.asdict(validated("recipe=quickstart"))
+    report["privacy"]["unit"] = "example"
+    facts = dict(show_validation(report)[0].rows)
+    assert facts["tight ε"].startswith("1.98 per example")
+    assert [name for name in facts if name.startswith("ε per")] == []
