@@ -389,6 +389,7 @@ WRONG = [
     ("NULL.yaml", MINE, "differs from false, inf, nan, null, true"),
     ("optimizer.yaml", MINE + "optimizer: adam", "'- override /optimizer: adam'"),
     ("trainer.yaml", "trainer: uniform", "'- override /trainer: uniform'"),
+    ("seed.yaml", MINE + "seed: ???", r"seed: \?\?\? is no value"),
     (
         "twice.yaml",
         "defaults: [{override /model: real_mlp}, {override /model: complex_mlp}]",

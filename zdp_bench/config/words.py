@@ -34,7 +34,7 @@ from omegaconf.errors import OmegaConfBaseException
 from zdp_bench.config.compose import files, group_options
 from zdp_bench.config.plugins import option_takes_text, plugin_keys
 from zdp_bench.config.schema import COMMON_KEYS, GROUPS, PLUGINS, SECTIONS, Run, Scalars
-from zdp_bench.config.types import Count, check_value, hints_of, takes_text
+from zdp_bench.config.types import REQUIRED, Count, check_value, hints_of, takes_text
 from zdp_bench.disk import expand_home
 from zdp_bench.errors import UserError, first_line, unknown
 from zdp_bench.foreign_files import parse_yaml, read_text
@@ -392,6 +392,9 @@ def check_recipe(body: Any) -> None:
     if not isinstance(body, dict):
         raise UserError("holds no keys of a run; see recipes/quickstart.yaml.")
     check_values(body)
+    for key, value in _walk(body):
+        if value == REQUIRED:  # Hydra would keep the default
+            raise UserError(f"{key}: {REQUIRED} is no value; write one, or remove the key.")
     for key, node in body.items():
         if key == "defaults":
             _check_defaults(node)
