@@ -41,7 +41,7 @@ POWER = -1 / 4  # scaling by a power of the variance: 0 keeps the scale of an ax
 EPS = 1e-6
 BATCH_SIZE = 64  # generated pictures that are transformed together
 MAX_PARTS = 4
-MAX_NUMBERS = 2**28  # of the features of all generated pictures, 1 GiB in float32
+MAX_NUMBERS = 2**30  # of the features of all generated pictures, 4 GiB in float32
 PARTS = "representation.parts"
 PART_KEYS = ("name", "weight")  # keys of a part that are not options of its representation
 WEIGHT = Annotated[float, Interval(gt=0, le=1e6)]
