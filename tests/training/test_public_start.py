@@ -215,7 +215,7 @@ def test_a_start_that_cannot_be_used_is_explained(start: Outcome, tmp_path: Path
     for word, message in (
         ("model.init_from=mnist", r"no finished run.*zdp-bench run recipe=mnist"),
         ("model.init_from=0123456789", "`zdp-bench results` lists the runs"),
-        ("model.hidden=[9]", "belong to another model or have other shapes"),
+        ("model.hidden=[9]", r"belong to another model .*Set model\.init_from=null"),
         ("federated.nodes=2", "federated training starts from new weights"),
         ("model.start=unit_variance", r"model\.start=unit_variance.*Use only one of them"),
     ):

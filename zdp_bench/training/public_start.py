@@ -94,7 +94,8 @@ class PublicStart:
         except RuntimeError as error:
             raise UserError(
                 f"model.init_from={self.name}: these weights belong to another model or have "
-                f"other shapes: {in_one_line(error)}."
+                f"other shapes: {in_one_line(error)}. Set model.init_from=null to start from new "
+                "weights."
             ) from None
 
     def described(self) -> dict[str, Any]:
