@@ -17,14 +17,16 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import norm
+from scipy.optimize import brentq
+from scipy.special import logsumexp
+from scipy.stats import binom, norm
 
 from zdp_bench import assets
 from zdp_bench.privacy import accounting as acc
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.privacy.accounting import patient_epsilon, pld, rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.composition import SpentSteps, compose_epsilon
-from zdp_bench.privacy.loss_distribution import Mixture
+from zdp_bench.privacy.loss_distribution import Mixture, has_law, poisson_laws
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling, Scheme
 from zdp_bench.registry import names
 
@@ -415,6 +417,63 @@ def test_a_patients_epsilon_is_right_however_many_examples_there_are(
     assert 0 <= low <= high
     assert acc.gdp_epsilon(mu, 1e-9) < high < 1.2 * acc.gdp_epsilon(mu, 1e-9)
     assert compose_epsilon([SpentSteps(40.0, sampling, 10**6, 2)], 1e-9) == high
+
+
+def log_delta_of_one_step(drawn: Mixture, z: float, at: float) -> float:
+    """The log of the exact δ(ε) of one Poisson step whose examples are removed."""
+    log_weights = np.array(drawn.log_weights)
+    j = np.arange(len(log_weights))
+
+    def loss(x: float) -> float:
+        return float(logsumexp(log_weights + (j * x - j * j / 2) / z**2))
+
+    t = brentq(lambda x: loss(x) - at, -1e7, 1e7)
+    kept = float(logsumexp(log_weights + norm.logsf((t - j) / z)))
+    lost = at + float(norm.logsf(t / z))
+    return kept + math.log1p(-math.exp(lost - kept)) if lost < kept else -math.inf
+
+
+@pytest.mark.parametrize(
+    ("count", "rate", "z", "steps"),
+    [
+        (400, 0.9, 0.3, 1),
+        (300, 0.95, 0.5, 10),
+        (1000, 0.9, 1.0, 100),
+        (1000, 0.99, 30.0, 1),
+        (2000, 0.4, 10.0, 100),
+        (50_000, 0.05, 10.0, 1000),
+        (50_000, 0.5, 100.0, 10),
+        (50_000, 0.5, 5000.0, 1),
+        (10**6, 0.002, 100.0, 1000),
+    ],
+)
+def test_a_patient_of_hundreds_of_examples_has_an_epsilon(
+    count: int, rate: float, z: float, steps: int
+) -> None:
+    """It was an error, or took gigabytes. One step alone costs less; all examples, more."""
+    sampling = Sampling("poisson", rate, rate * 10**7, 10**7)
+    high = patient_epsilon(Mechanism.of_z(z, sampling), count, steps, DELTA)
+    drawn = acc.patients_draws(rate, count)
+    one_step = patient_epsilon(Mechanism.of_z(z, sampling), count, 1, DELTA)
+    assert log_delta_of_one_step(drawn, z, one_step) <= math.log(DELTA)
+    assert one_step <= high * (1 + 1e-6)
+    assert high <= pld(z / count, 1.0, steps, DELTA) * (1 + 1e-3)
+    others = [SpentSteps(z, sampling, steps, count), SpentSteps(2 * z, sampling, 1, count)]
+    assert 0.99 * high <= compose_epsilon(others, DELTA) < math.inf
+
+
+def test_what_doubles_hold_is_composed_and_the_rest_ignores_sampling() -> None:
+    drawn = acc.patients_draws(0.5, 40)
+    composed = acc.composed_epsilon(poisson_laws, 20.0, drawn, 10, DELTA)
+    assert composed < pld(20.0 / 40, 1.0, 10, DELTA) / 1.5
+    assert has_law(20.0, drawn, False)
+    loud, many = acc.patients_draws(0.95, 400), acc.patients_draws(0.5, 10**5)
+    assert has_law(0.5, loud, True) > has_law(0.5, loud, False)
+    assert not has_law(1e6, many, True)
+    count, more = acc.most_examples(drawn, 1e-3)
+    assert binom.sf(count, 40, 0.5) == pytest.approx(more, rel=1e-9)
+    assert more <= 1e-3 < binom.sf(count - 1, 40, 0.5)
+    assert acc.most_examples(replace(drawn, excess=0.1), 0.0) == (40, 0.1)
 
 
 def test_of_a_patient_in_a_cycle_only_an_examples_epsilon_is_known() -> None:

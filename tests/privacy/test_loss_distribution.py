@@ -365,6 +365,11 @@ def test_rounding_leaves_no_negative_mass() -> None:
     assert module._whole(law, 0.0, rest=1).mass.tolist() == law.mass.tolist()
 
 
+def test_mass_that_is_not_finite_makes_epsilon_infinite() -> None:
+    law = Law(1.0, 0, np.array([math.inf, 0.5]), 0.0)
+    assert epsilon((module._whole(law, 0.0),), 1, 1e-5) == math.inf
+
+
 def test_both_tails_of_a_normal_law_keep_their_digits() -> None:
     """Also beyond 38, where its distribution function is 1 to the last digit."""
     starts = np.linspace(-60.0, 60.0, 241)

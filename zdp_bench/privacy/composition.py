@@ -25,7 +25,12 @@ from zdp_bench.privacy.accounting import (
     rdp_together,
     shifts_at_worst,
 )
-from zdp_bench.privacy.loss_distribution import Mixture, epsilon_together, shared_width
+from zdp_bench.privacy.loss_distribution import (
+    Mixture,
+    epsilon_together,
+    has_law,
+    shared_width,
+)
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 
 ROUNDING = 1e-9  # relative; by rounding, z of one noise multiplier depends on the bound C
@@ -268,17 +273,20 @@ def compose_epsilon(spendings: Iterable[SpentSteps], delta: float) -> float:
     if len(kinds) == 1:
         (kind,) = kinds
         return kind.epsilon(steps[kind], delta)
+    bounds = [_sum_epsilons(steps, delta)]
+    if delta < SMALL_DELTA:  # as in `tight_epsilon`
+        bounds.append(_rdp_epsilon(steps, delta))
     shifts = [(*kind.shifts(), steps[kind]) for kind in kinds]
+    is_uniform = samplings[0].adjacency == "replace_one"
+    if not all(has_law(z, drawn, is_uniform) for z, drawn, _ in shifts):
+        return min(bounds)
     laws_of_step = laws_of(samplings[0])
-    width = shared_width(shifts, delta, samplings[0].adjacency == "replace_one")
+    width = shared_width(shifts, delta, is_uniform)
     num_steps = sum(steps.values())
     parts = [
         (laws_of_step(z, drawn, num_steps, delta, width), number) for z, drawn, number in shifts
     ]
-    bounds = [epsilon_together(parts, delta), _sum_epsilons(steps, delta)]
-    if delta < SMALL_DELTA:  # as in `tight_epsilon`
-        bounds.append(_rdp_epsilon(steps, delta))
-    return min(bounds)
+    return min(epsilon_together(parts, delta), *bounds)
 
 
 def _sum_epsilons(steps: Mapping[_Kind, int], delta: float) -> float:

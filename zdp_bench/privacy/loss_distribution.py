@@ -51,6 +51,9 @@ MOMENT_ROUNDING = 1e-14  # at most, of the logarithm of a law's moment; 6e-16 we
 SHORT = 2**12  # cells, at most, of composed steps that are convolved without an FFT
 FEW_CELLS = 128  # at most, of a law that is convolved with any other without an FFT
 SUM_ROUNDING = 2.0**-52  # at most, of a sum of probabilities, relative, for each of its terms
+MOST_WEIGHTS = 2**12  # of a mixture whose law is computed
+MOST_LOST = 600.0  # the log of V/U, at most: beyond 745, U would be 0 where V is not
+AT_ONCE = 2**22  # numbers that are computed at once
 CUT = 1e-5  # the share of δ that the cut upper tails of all steps together may hold
 
 
@@ -220,6 +223,19 @@ def attack_law(
     width, top = _grid(z, drawn, steps, delta, FINEST, MOST_CELLS)
     removed, _ = _poisson_laws(z, drawn, width, top)
     return removed
+
+
+def has_law(z: float, drawn: Mixture, is_uniform: bool) -> bool:
+    """Return True if doubles hold the laws of a step, and computing them does not take minutes.
+
+    Args:
+        z, drawn: as for the laws.
+        is_uniform: whether they are `uniform_laws`, whose U is nowhere far below V.
+    """
+    if len(drawn.log_weights) > MOST_WEIGHTS:
+        return False
+    (lowest,) = _loss(np.array([-TAIL * z]), z, np.array(drawn.log_weights))
+    return is_uniform or bool(lowest > -MOST_LOST)
 
 
 def epsilon(
@@ -404,7 +420,10 @@ def _epsilon(
     composed = dp_accounting.pld.pld_pmf.DensePLDPmf(
         first_law.width, first, mass, infinite, pessimistic_estimate=True
     )
-    return float(composed.get_epsilon_for_delta(delta - rounding))
+    try:
+        return float(composed.get_epsilon_for_delta(delta - rounding))
+    except OverflowError:  # of e^ε
+        return math.inf
 
 
 def _log_finite(parts: Sequence[tuple[Law, int]]) -> float:
@@ -510,7 +529,8 @@ def _whole(
     infinite = law.infinite + excess
     cell = int(np.argmax(mass)) if rest is None else rest
     missing = 1.0 - infinite - math.fsum(mass)
-    mass[cell] = max(0.0, mass[cell] + missing)
+    with np.errstate(invalid="ignore"):
+        mass[cell] = np.maximum(0.0, mass[cell] + missing)  # NaN, if some mass is not finite
     return Law(law.width, law.first, mass, infinite)
 
 
@@ -653,7 +673,16 @@ def _loss(
     log_weights: np.ndarray,
 ) -> np.ndarray:
     """Return log U(x)/V(x), increasing and convex in x."""
-    return special.logsumexp(_log_terms(x, z, log_weights), axis=0)
+    losses = []
+    for part in _parts(x, log_weights):
+        losses.append(special.logsumexp(_log_terms(part, z, log_weights), axis=0))
+    return np.concatenate(losses)
+
+
+def _parts(x: np.ndarray, log_weights: np.ndarray) -> list[np.ndarray]:
+    """Return x in parts, whose terms for all weights fit into memory."""
+    num_parts = math.ceil(len(x) * len(log_weights) / AT_ONCE)
+    return np.array_split(x, max(1, num_parts))
 
 
 def _log_terms(
@@ -677,6 +706,19 @@ def _where(
         return _where_one_is_drawn(loss, z, log_weights)
     table = np.linspace(-4 * TAIL * z, len(log_weights) - 1 + (TAIL + 1) * z, 20001)
     table_loss = _loss(table, z, log_weights)
+
+    parts = _parts(loss, log_weights)
+    return np.concatenate([_solve(part, z, log_weights, table, table_loss) for part in parts])
+
+
+def _solve(
+    loss: np.ndarray,
+    z: float,
+    log_weights: np.ndarray,
+    table: np.ndarray,
+    table_loss: np.ndarray,
+) -> np.ndarray:
+    """Invert `_loss`, given a table of it."""
     after = np.searchsorted(table_loss, loss)
     cell = np.clip(after - 1, 0, len(table) - 2)
     x = np.interp(loss, table_loss, table)
