@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from unittest.mock import Mock
 
 import pytest
@@ -116,6 +117,13 @@ def test_a_calibrated_sigma_is_the_same_from_version_to_version(
     assert sigma <= solve(target, inverse) <= sigma * (1 + 1e-4)
     # the same where ε falls at once, which leaves a search nothing but to halve
     assert sigma <= solve(1.0, lambda z: 2.0 if z < sigma else 0.5) <= sigma * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("target", [0.5, 1e12, 1.5e12, 1e300])
+def test_a_target_of_any_size_is_reached(target: float) -> None:
+    """Those above 10¹² were an error: infinite ε were taken for 10¹²."""
+    sigma = solve(target, lambda sigma: math.inf if sigma < 3 else 6 * target / sigma)
+    assert 6 <= sigma <= 6 * (1 + 1e-4)
 
 
 def test_a_sigma_that_reaches_the_target_exactly_is_not_rounded() -> None:

@@ -169,7 +169,8 @@ def solve(
 
     def distance(log_sigma: float) -> float:
         epsilon = epsilon_of(math.exp(log_sigma), *arguments)
-        finite = min(max(epsilon, 1e-3 * target), 1e12)  # below the target, also if ε is 0
+        # On its side of the target, also if ε is 0 or infinite
+        finite = min(max(epsilon, 1e-3 * target), max(1e12, 10 * target))
         return math.log(finite / target)
 
     root = math.exp(optimize.brentq(distance, math.log(low), math.log(high), xtol=TOLERANCE / 4))
