@@ -187,6 +187,23 @@ def test_the_sigma_that_is_shown_keeps_the_target(target: float, steps: int) -> 
     assert sheet.numbers[0]["epsilon"] <= target
 
 
+def test_the_numbers_of_a_quoted_epsilon_are_rounded_to_the_safe_side() -> None:
+    quoted = next(line for line in epsilon.read_quoted() if line.paper == "gredp_2024")
+    row = Reproduction(
+        quoted=quoted,
+        sigma=1.00000049,
+        reproduced=2.00000049,
+        verdict="reproduced",
+        tight=1.2345671,
+        tight_at_least=1.2345679,
+        tight_patient=3.0000001,
+    )
+    numbers = epsilon._numbers(row)
+    assert (numbers["tight"], numbers["tight_at_least"]) == (1.23457, 1.23456)
+    assert (numbers["sigma"], numbers["tight_patient"]) == (1.00001, 3.00001)
+    assert numbers["reproduced"] == 2.0
+
+
 DRAWN = "--sample-rate 0.01 --steps 10 "
 
 

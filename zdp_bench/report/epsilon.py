@@ -80,6 +80,10 @@ READING = (
     "sampling, with an example added or removed.",
 )
 
+# Columns of CSV and JSON with upper bounds, and noise that keeps one; and with lower bounds
+ROUNDED_UP = ("sigma", "epsilon", "tight", "factor", "tight_poisson", "tight_patient")
+ROUNDED_DOWN = ("at_least", "tight_at_least", "tight_patient_at_least")
+
 Agreement = Literal["reproduced", "not reproduced", "calibrated"]
 
 
@@ -350,7 +354,7 @@ def _numbers(row: Reproduction) -> dict[str, object]:
     numbers = vars(row.quoted) | vars(row)  # the calibrated σ replaces an empty one
     del numbers["quoted"]
     delta = numbers.pop("delta")
-    return rounded(numbers | {"delta": delta})
+    return rounded(numbers | {"delta": delta}, ROUNDED_UP, ROUNDED_DOWN)
 
 
 # ------------------------------------------------------------------------- the user's own numbers
@@ -605,9 +609,6 @@ def _show_answers(training: Training, answers: list[Answer]) -> Sheet:
         "steps": steps,
         "delta": delta,
     }
-    numbers = [
-        setting | rounded(line._asdict(), up=("sigma", "epsilon"), down=("at_least",))
-        for line in answers
-    ]
+    numbers = [setting | rounded(line._asdict(), ROUNDED_UP, ROUNDED_DOWN) for line in answers]
     columns = ["noise", "σ", "z", "accountant", "ε", ""]
     return Sheet(title, columns, rows, notes, numbers=numbers)
