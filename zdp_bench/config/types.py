@@ -89,7 +89,7 @@ def is_valid(hint: Any, value: Any) -> bool:
     """Return True if a value has a type."""
     try:
         _adapter(hint).validate_python(value)
-    except ValidationError:
+    except (ValidationError, UserError):  # UserError: of a validator of ours
         return False
     return True
 

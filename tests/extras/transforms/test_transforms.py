@@ -227,7 +227,7 @@ def test_weights_come_from_a_file_that_says_what_trained_it(tmp_path: Path) -> N
         ),
         (
             "joined",
-            (224, 224),
+            (3, 224, 224),
             {"parts": ["scattering"]},
             "pictures=4096: the .* numbers, more than",
         ),
