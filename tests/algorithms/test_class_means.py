@@ -8,6 +8,7 @@ import dp_accounting
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from tests.algorithms.test_properties import examples, make, summed
 from tests.training.test_interrupts import stop_and_go_on
@@ -240,6 +241,23 @@ class Scaled(nn.Linear):
         return self.factor * super().forward(x)
 
 
+class Zeroed(nn.Linear):
+    """Is initialised in another way, and computes what `nn.Linear` does."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+
+def test_a_linear_layer_that_is_only_initialised_in_another_way_has_class_means() -> None:
+    sums = []
+    for layer in (nn.Linear(5, 3), Zeroed(5, 3)):
+        problem = Problem(nn.Sequential(layer).double(), Classification().loss, ONCE)
+        algorithm = ClassMeans(problem, noise_multiplier=1.0)
+        sums.append(summed(algorithm, examples(4, "real"))["0.weight"])
+    assert torch.equal(*sums)
+
+
 def test_what_is_no_linear_layer_or_class_is_refused() -> None:
     for model, own in (("real_mlp", {"hidden": [4]}), ("complex_linear", {})):
         problem = Problem(lookup("model", model)((5,), 3, **own), Classification().loss, ONCE)
@@ -248,9 +266,11 @@ def test_what_is_no_linear_layer_or_class_is_refused() -> None:
     behind_a_norm = torch.nn.Sequential(torch.nn.LayerNorm(5), torch.nn.Linear(5, 3))
     with pytest.raises(UserError, match="a linear model, such as real_linear"):
         ClassMeans(Problem(behind_a_norm, Classification().loss, ONCE), noise_multiplier=1.0)
-    frozen, scaled = nn.Linear(5, 3), Scaled(5, 3)
+    frozen, scaled, pruned, extended = nn.Linear(5, 3), Scaled(5, 3), nn.Linear(5, 3), Zeroed(5, 3)
     frozen.weight.requires_grad_(False)
-    for layer in (frozen, scaled):
+    prune.l1_unstructured(pruned, "weight", 0.2)
+    extended.factor = nn.Parameter(torch.ones(1))
+    for layer in (frozen, scaled, pruned, extended):
         with pytest.raises(UserError, match="one real linear layer, which must be trained"):
             ClassMeans(Problem(layer, Classification().loss, ONCE), noise_multiplier=1.0)
     two_classes = Problem(nn.Sequential(nn.Linear(5, 2)), Classification().loss, ONCE)

@@ -324,13 +324,16 @@ def with_own_forward(layer: nn.Linear) -> nn.Linear:
 @pytest.mark.parametrize(
     ("last", "says"),
     [
-        (lambda: Longer(5, 3), r"layer '3' \(Longer\) is derived from nn\.Linear"),
+        (lambda: Longer(5, 3), r"layer '3' \(Longer\) may compute something else"),
         (
             lambda: nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)),
-            r"layer '3' \(ParametrizedLinear\) is derived from nn\.Linear",
+            r"layer '3' \(ParametrizedLinear\) may compute something else",
         ),
-        (lambda: with_hook(nn.Linear(5, 3)), r"layer '3' \(Linear\) has hooks or a forward"),
-        (lambda: with_own_forward(nn.Linear(5, 3)), r"layer '3' \(Linear\) has hooks or a forward"),
+        (lambda: with_hook(nn.Linear(5, 3)), r"layer '3' \(Linear\) may compute something else"),
+        (
+            lambda: with_own_forward(nn.Linear(5, 3)),
+            r"layer '3' \(Linear\) may compute something else",
+        ),
     ],
 )
 def test_a_layer_that_may_compute_something_else_is_refused(
@@ -338,6 +341,16 @@ def test_a_layer_that_may_compute_something_else_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=says):
         dfa(nn.Sequential(nn.Flatten(), nn.Linear(84, 5), nn.Sigmoid(), last()))
+
+
+def test_a_layer_that_is_only_initialised_in_another_way_learns() -> None:
+    class Zeroed(nn.Linear):
+        def reset_parameters(self) -> None:
+            nn.init.zeros_(self.weight)
+            nn.init.zeros_(self.bias)
+
+    algorithm = dfa(nn.Sequential(nn.Flatten(), Zeroed(84, 3)).double())
+    assert summed(algorithm, batch(3))["1.weight"].any()
 
 
 class Called(nn.Module):

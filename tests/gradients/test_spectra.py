@@ -166,6 +166,19 @@ def test_a_convolution_that_may_compute_something_else_has_no_padded_spectrum(
     assert [*padded_domain(model, loss, maps).spectra] == ["1.weight"]
 
 
+def test_a_convolution_that_is_only_initialised_in_another_way_has_its_spectrum() -> None:
+    class Initialised(nn.Conv2d):
+        def reset_parameters(self) -> None:
+            super().reset_parameters()
+            nn.init.orthogonal_(self.weight)
+
+    plain, derived = nn.Conv2d(2, 3, 3).double(), Initialised(2, 3, 3).double()
+    derived.load_state_dict(plain.state_dict())
+    batch = torch.randn(B, 2, 7, 8).double(), torch.randn(B).double()
+    domains = [padded_domain(nn.Sequential(layer), loss, batch[0]) for layer in (plain, derived)]
+    torch.testing.assert_close(*(domain.clipped_sum(batch, 0.5) for domain in domains))
+
+
 class UsedTwice(nn.Module):
     """Uses the weight of its convolution once more, as `use` says."""
 

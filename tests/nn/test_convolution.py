@@ -145,5 +145,7 @@ def test_integers_of_numpy_and_layers_without_inputs_are_built_as_by_torch() -> 
     two = np.int64(2)
     layer = ComplexConv2d(two, two, two, stride=(two, 1), padding=two, groups=two)
     assert layer(torch.zeros(1, 2, 5, 5, dtype=torch.complex64)).shape == (1, 2, 4, 8)
+    layer = ComplexConv2d(2, 2, 3, stride=(2,), padding=[1])
+    assert (layer.stride, layer.padding) == ((2, 2), (1, 1))
     assert ComplexConv2d(0, 2, 3).weight.shape == (2, 0, 3, 3)
     assert ComplexConv2d(2, 0, 3).weight.shape == (0, 2, 3, 3)

@@ -76,10 +76,25 @@ def test_a_batchnorm_that_computes_more_is_refused_before_any_is_replaced() -> N
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x).relu()
 
-    model = nn.Sequential(nn.BatchNorm2d(4), Activated(4))
-    with pytest.raises(UserError, match=r"^layer '1' \(Activated\) is derived from torch's"):
-        surgery.replace_batchnorm(model, "group")
-    assert type(model[0]) is nn.BatchNorm2d
+    hooked, patched = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+    hooked.register_forward_hook(lambda _, __, output: 10 * output)
+    patched.forward = lambda x: nn.BatchNorm2d.forward(patched, x).relu()
+    for norm in (Activated(4), hooked, patched):
+        model = nn.Sequential(nn.BatchNorm2d(4), norm)
+        with pytest.raises(UserError, match=r"^layer '1' \(\w+\) may compute more than torch's"):
+            surgery.replace_batchnorm(model, "group")
+        assert type(model[0]) is nn.BatchNorm2d
+
+
+def test_a_batchnorm_that_is_only_initialised_in_another_way_is_replaced() -> None:
+    class Zeroed(nn.BatchNorm2d):
+        def reset_parameters(self) -> None:
+            super().reset_parameters()
+            nn.init.zeros_(self.weight)
+
+    model = surgery.replace_batchnorm(nn.Sequential(Zeroed(4)), "group")
+    assert isinstance(model[0], nn.GroupNorm)
+    assert not model[0].weight.any()
 
 
 def test_an_unknown_replacement_is_refused() -> None:
@@ -104,6 +119,25 @@ def test_a_layer_may_say_itself_what_takes_its_place() -> None:
 
     model = surgery.replace_batchnorm(mlp(ComplexBatchNorm()), "group")
     assert surgery.surgery(model)[0]["is"] == "Identity"
+
+
+def test_a_layer_that_is_replaced_takes_the_batchnorm_in_it_along() -> None:
+    class Activated(nn.BatchNorm2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).relu()
+
+    class Block(nn.Module):
+        def __init__(self, norm: nn.Module) -> None:
+            super().__init__()
+            self.norm = norm
+
+        def per_sample_norm(self, how: str) -> nn.Module:
+            return nn.Tanh()
+
+    for norm in (Activated(4), nn.BatchNorm2d(4)):
+        model = surgery.replace_batchnorm(nn.Sequential(Block(norm), nn.BatchNorm2d(4)), "group")
+        assert [type(layer) for layer in model] == [nn.Tanh, nn.GroupNorm]
+        assert not [*model[0].children()]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])

@@ -29,6 +29,7 @@ from zdp_bench.gradients.program import is_ours
 from zdp_bench.gradients.reference import run_apart
 from zdp_bench.gradients.shares import cut
 from zdp_bench.nn.memory_format import MapLinear
+from zdp_bench.nn.unchanged import computes_as
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism
 from zdp_bench.registry import register
@@ -39,18 +40,18 @@ SCALE = 3.0  # norm of the weights, for features of mean square 1
 
 
 def _find_real_layer(model: nn.Module) -> nn.Linear | None:
-    """Return the model's linear layer, or None unless it is one, real, and all that is trained.
+    """Return the model's linear layer, or None unless its weight and bias are all that is trained.
 
-    Its bias may be frozen.
+    It must be real and compute what nn.Linear does. Its bias may be frozen.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if len(layers) != 1:
         return None
     (layer,) = layers
-    has_all = set(trainable(model).values()) <= set(layer.parameters())
-    # A derived type may have other parameters, such as a factor that a start would set to 0.
-    is_plain = type(layer) in (nn.Linear, MapLinear) and not layer.weight.is_complex()
-    return layer if is_plain and has_all and layer.weight.requires_grad else None
+    if not computes_as(layer, (nn.Linear, MapLinear)) or layer.weight.is_complex():
+        return None
+    has_all = set(trainable(model).values()) <= {layer.weight, layer.bias}
+    return layer if has_all and layer.weight.requires_grad else None
 
 
 def _compute_layer_inputs(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -99,7 +100,8 @@ class ClassSums:
         if layer is None:
             raise UserError(
                 f"{key} sets the weights of one real linear layer, which must be trained, and "
-                "nothing else: it needs a linear model, such as real_linear."
+                "nothing else: it needs a linear model, such as real_linear, whose layer computes "
+                "what nn.Linear does, without hooks, weight norm or pruning."
             )
         self.layer = layer
         trained = trainable(problem.model)

@@ -63,10 +63,10 @@ from zdp_bench.gradients.clipping import (
 from zdp_bench.gradients.layer_gradient import apply_factors, contract, matrix_sum
 from zdp_bench.gradients.program import state_of
 from zdp_bench.gradients.program.autograd import find_sources
-from zdp_bench.gradients.program.ours import is_unchanged
 from zdp_bench.gradients.rules import NoRule
 from zdp_bench.gradients.tape import unsafe_view
 from zdp_bench.nn.memory_format import MapLinear, arrange
+from zdp_bench.nn.unchanged import computes_as
 from zdp_bench.privacy.mechanism import Mechanism, NoiseKind
 from zdp_bench.privacy.noise import stream
 from zdp_bench.registry import register
@@ -587,15 +587,11 @@ def split_chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:
 
 def _require_plain(name: str, layer: nn.Linear) -> None:
     """Reject a layer whose gradient may be another than that of `nn.Linear`."""
-    if type(layer) not in (nn.Linear, MapLinear):
+    if not computes_as(layer, (nn.Linear, MapLinear)):
         raise UserError(
-            f"{_named()}: layer '{name}' ({type(layer).__name__}) is derived from nn.Linear and "
-            "may compute something else, for which feedback has no rule: use nn.Linear itself."
-        )
-    if not is_unchanged(layer):
-        raise UserError(
-            f"{_named()}: layer '{name}' ({type(layer).__name__}) has hooks or a forward function "
-            "of its own, for which feedback has no rule: remove them."
+            f"{_named()}: layer '{name}' ({type(layer).__name__}) may compute something else than "
+            "nn.Linear, because it has hooks, methods or a weight of its own, for which feedback "
+            "has no rule: use nn.Linear itself."
         )
 
 

@@ -34,13 +34,13 @@ from zdp_bench.gradients.clipping import (
 from zdp_bench.gradients.layer_gradient import LayerGradient
 from zdp_bench.gradients.parts import map_leaves, takes_parts
 from zdp_bench.gradients.program.autograd import find_sources
-from zdp_bench.gradients.program.ours import is_unchanged
 from zdp_bench.gradients.rules import Rule
 from zdp_bench.gradients.rules.circulant import Correlation, correlate
 from zdp_bench.gradients.rules.convolution import pad_input
 from zdp_bench.lazy import LazyModule
 from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.nn.modes import evaluation_mode
+from zdp_bench.nn.unchanged import computes_as
 
 fft = LazyModule("scipy.fft")
 
@@ -183,7 +183,7 @@ class FourierDomain:
 
 
 Convolution = nn.modules.conv._ConvNd
-# Layers with a padded spectrum. A type derived from one of them may compute something else.
+# Layers with a padded spectrum.
 PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d, CirculantLinear)
 
 
@@ -209,8 +209,8 @@ def padded_domain(
         like: inputs [n, ...] of the shape and data type that the model will get.
 
     Raises:
-        UserError: the model is complex, or has a convolution that is grouped, transposed, derived
-            from torch's or not called, or whose weight is used elsewhere too.
+        UserError: the model is complex, or has a convolution that is grouped, transposed, not
+            torch's or not called, or whose weight is used elsewhere too.
     """
     if like is None:
         raise ValueError("the size of a padded spectrum depends on the inputs: set Problem.like")
@@ -263,11 +263,12 @@ def _require_plain(name: str, layer: nn.Module) -> None:
             f"padded spectrum here: use {setting('algorithm', 'gredp')} or "
             f"{setting('algorithm', 'dp_sgd')}."
         )
-    if type(layer) not in PLAIN or not is_unchanged(layer):
+    if not computes_as(layer, PLAIN):
         raise UserError(
             f"layer '{layer_name}' ({type(layer).__name__}) may compute something else than "
-            "torch's convolution, because it is derived from it or has hooks, so its gradient has "
-            f"no padded spectrum here: freeze it, or use {setting('algorithm', 'dp_sgd')}."
+            "torch's convolution, because it has hooks or methods of its own, so its gradient has "
+            "no padded spectrum here: remove them, freeze the layer, or use "
+            f"{setting('algorithm', 'dp_sgd')}."
         )
 
 

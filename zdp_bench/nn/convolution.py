@@ -219,6 +219,8 @@ class _Convolution(nn.Module):
             sizes = tuple(index(entry) for entry in entries)  # NumPy's integers, too
         except TypeError:
             sizes = ()
+        if len(sizes) == 1:  # as torch's (2,)
+            sizes *= self.spatial
         if len(sizes) != self.spatial or min(sizes) < smallest:
             raise ValueError(
                 f"{type(self).__name__}: {name}={size!r} must be an integer of at least "

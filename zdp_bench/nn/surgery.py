@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d
 from zdp_bench.nn.normalisation import largest_divisor
+from zdp_bench.nn.unchanged import computes_as
 
 Replacement = Literal["group", "instance", "frozen"]
 ComplexAs = Literal["magnitude", "channels"]
@@ -36,7 +37,7 @@ def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
     """Replace each BatchNorm of a model by a norm that keeps examples apart, in place.
 
     The weight and bias of a BatchNorm are kept. A layer that has a method `per_sample_norm(how)` is
-    replaced by the layer that this method returns.
+    replaced as a whole by the layer that this method returns.
 
     Args:
         model: the model.
@@ -48,37 +49,40 @@ def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
         The model, which does not change if it has no BatchNorm.
 
     Raises:
-        UserError: there is no such replacement, a BatchNorm is of a type derived from torch's, or
-            the model is a single BatchNorm, which cannot be replaced in place.
+        UserError: there is no such replacement, a BatchNorm may compute something else than
+            torch's, or the model is a single BatchNorm, which cannot be replaced in place.
     """
     if how not in get_args(Replacement):
         raise unknown("how", str(how), get_args(Replacement))
     norms: dict[nn.Module, nn.Module] = {}
-    names = list(model.named_modules(remove_duplicate=False))  # a layer can have several names
-    for name, module in names:
+    layers: dict[str, nn.Module] = {}  # to replace, by name; a layer can have several names
+    for name, module in model.named_modules(remove_duplicate=False):
         make_norm: Callable[[str], nn.Module] | None = getattr(module, "per_sample_norm", None)
         if make_norm is None and not isinstance(module, _BatchNorm):
             continue
+        if any(name.startswith(f"{outer}.") for outer in layers):
+            continue  # it is replaced with the layer around it
         if not name:
             raise UserError(
                 f"the model is a single {type(module).__name__}, which cannot be replaced in "
                 "place: put it into an nn.Sequential."
             )
+        layers[name] = module
         if module not in norms:
-            if make_norm is None and type(module) not in BATCH_NORMS:
+            if make_norm is None and not computes_as(module, BATCH_NORMS):
                 raise UserError(
-                    f"layer '{name}' ({type(module).__name__}) is derived from torch's BatchNorm "
-                    "and may compute more: replace it yourself, or give it a method "
-                    "per_sample_norm(how) that returns what replaces it."
+                    f"layer '{name}' ({type(module).__name__}) may compute more than torch's "
+                    "BatchNorm, because it has hooks or methods of its own: remove them, replace "
+                    "it yourself, or give it a method per_sample_norm(how) that returns what "
+                    "replaces it."
                 )
             norm = make_norm(how) if make_norm is not None else _per_sample_norm(module, how)
             norm.train(module.training)
             norm.in_place_of = type(module).__name__  # type: ignore[assignment]  # for `surgery`
             norms[module] = norm
-    for name, module in names:
-        if module in norms:
-            parent_name, _, child_name = name.rpartition(".")
-            setattr(model.get_submodule(parent_name), child_name, norms[module])
+    for name, module in layers.items():
+        parent_name, _, child_name = name.rpartition(".")
+        setattr(model.get_submodule(parent_name), child_name, norms[module])
     return model
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from zdp_bench.gradients.outside_state.content import attributes_of, read_cell, slots_of
-from zdp_bench.gradients.program.ours import HOOKS
+from zdp_bench.nn.unchanged import HOOKS
 
 CACHE = type(lru_cache(len))
 # What `copy.deepcopy` shares with the original, and what may hold it and cannot be changed.

@@ -1,4 +1,4 @@
-"""Which modules are this package's own, and which hooks and functions a user has added."""
+"""Which modules are this package's own, and which backward passes a user has added."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch.autograd.function import BackwardCFunction
 
 from zdp_bench.gradients.program.autograd import graph_nodes
 from zdp_bench.gradients.program.calls import Alone
+from zdp_bench.nn.unchanged import BACKWARD_HOOKS, foreign_hooks, is_unchanged
 
-BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", *BACKWARD_HOOKS)
+PACKAGES = ("zdp_bench", "torch")
 
 
 def is_ours(module: nn.Module) -> bool:
@@ -20,33 +20,13 @@ def is_ours(module: nn.Module) -> bool:
     All modules in it must be of this package or torch. None of them may have a hook, or a forward
     function that replaces that of its class.
     """
-    is_of_package = type(module).__module__.startswith("zdp_bench.")
-    return is_of_package and all(map(is_unchanged, module.modules()))
-
-
-def is_unchanged(module: nn.Module) -> bool:
-    """Return True for a module of this package or torch, without hooks or another forward."""
-    attributes = vars(module)
-    package = type(module).__module__.partition(".")[0]
-    if package not in ("zdp_bench", "torch"):
+    if not type(module).__module__.startswith("zdp_bench."):
         return False
-    if "forward" in attributes and not _is_of_package(attributes["forward"]):
-        return False
-    return not any(foreign_hooks(attributes[kind]) for kind in HOOKS)
-
-
-def foreign_hooks(hooks: dict[Any, Any]) -> list[Any]:
-    """Return the hooks that are not this package's own."""
-    foreign = []
-    for hook in hooks.values():
-        function = getattr(hook, "func", hook)  # unwraps a `functools.partial`
-        if not _is_of_package(function):
-            foreign.append(hook)
-    return foreign
-
-
-def _is_of_package(function: Any) -> bool:
-    return str(function.__module__).startswith("zdp_bench.")
+    for layer in module.modules():
+        package = type(layer).__module__.partition(".")[0]
+        if package not in PACKAGES or not is_unchanged(layer):
+            return False
+    return True
 
 
 def require_no_backward_hooks(model: nn.Module) -> None:

@@ -40,9 +40,10 @@ from zdp_bench.gradients.parts import Parts, leaves_by_path, takes_parts
 from zdp_bench.gradients.program.calls import Alone, is_mutable, is_users, show_line
 from zdp_bench.gradients.program.flatten import flatten
 from zdp_bench.gradients.program.leaves import whole_leaves
-from zdp_bench.gradients.program.ours import HOOKS, foreign_hooks, require_no_backward_hooks
+from zdp_bench.gradients.program.ours import require_no_backward_hooks
 from zdp_bench.gradients.program.sequences import recurrent_layers
 from zdp_bench.gradients.program.substitutes import SUBSTITUTES
+from zdp_bench.nn.unchanged import HOOKS, foreign_hooks
 
 MAX_EXAMPLES = 2**24  # largest batch size
 TENSOR_HOOKS = ("register_hook", "register_post_accumulate_grad_hook")

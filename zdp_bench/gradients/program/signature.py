@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from zdp_bench.gradients.outside_state.content import is_library, slots_of
 from zdp_bench.gradients.parts import leaves_by_path, leaves_of
-from zdp_bench.gradients.program.ours import HOOKS, foreign_hooks
+from zdp_bench.nn.unchanged import HOOKS, foreign_hooks
 
 MAX_ENTRIES = 64  # length up to which containers, arrays and objects are compared by entry
 MAX_DEPTH = 3  # nesting up to which they are compared by entry
