@@ -440,6 +440,18 @@ def test_a_point_with_a_run_that_diverged_is_named_and_not_drawn(
         )
 
 
+@pytest.mark.parametrize("others", [[], ["b"]])
+def test_a_curve_of_which_only_the_dotted_line_is_drawn_is_named(others: list[str]) -> None:
+    """The legend did not name it, and without another curve there was a traceback."""
+    curves = [("a", 1.0, [math.nan]), ("a", math.inf, [0.9])]
+    curves += [(other, 1.0, [0.4]) for other in others]
+    curves += [(other, math.inf, [math.nan]) for other in others]
+    points = pd.DataFrame(curves, columns=["curve", "x", "values"]).assign(panel="", y="accuracy")
+    figure = drawing.draw_panels(points, "tight ε")
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", *others]
+
+
 def test_values_of_two_metrics_have_no_common_axis(results: Path) -> None:
     """Their mean was drawn."""
     axis = figures.draw_runs(results, [], "epsilon_tight", "value", ["algorithm"]).axes[0]

@@ -166,13 +166,14 @@ def _draw_curve(
     """
     is_finite = curve["x"] < math.inf
     finite = curve[is_finite].set_index("x").sort_index()
-    for height in curve.loc[~is_finite, "mean"]:
+    has_line = finite["mean"].notna().any()
+    for height in curve.loc[~is_finite, "mean"].dropna():
         axes.axhline(
             height,
             color=style["color"],
             linewidth=0.9,
             linestyle=":",
-            label=label if finite.empty else None,
+            label=None if has_line else label,
         )
     if finite.empty:
         return
@@ -180,7 +181,7 @@ def _draw_curve(
         finite = finite.reindex(every_x)
     if finite["mean"].count() > MAX_MARKED:
         style["marker"] = ""
-    if finite["mean"].notna().any():
+    if has_line:
         axes.plot(finite.index, finite["mean"], label=label, **style)
     if (finite["max"] > finite["min"]).any():
         axes.fill_between(
