@@ -11,7 +11,15 @@ import pytest
 from tests.data.helpers import assert_refused
 from tests.data.test_fastmri import SMALL, arrays, write, write_set
 from zdp_bench.data.fastmri import FOLDERS, FastMri
-from zdp_bench.data.hdf5 import open_array, read_attribute
+from zdp_bench.data.hdf5 import (
+    HEAP,
+    HEAP_HEADER,
+    OBJECT_HEADER,
+    open_array,
+    open_file,
+    read_attribute,
+)
+from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import reading
 
 # Every way in which writers store the text pat1.
@@ -48,7 +56,7 @@ def write_attribute(path: Path, value: Any) -> Path:
 
 
 def read_patient(path: Path) -> str | None:
-    with reading(path), h5py.File(path, "r") as file:
+    with reading(path), open_file(path) as file:
         return read_attribute(file, "patient_id")
 
 
@@ -168,3 +176,17 @@ def test_a_packed_chunk_that_is_damaged_is_refused_before_it_is_drawn(tmp_path: 
     raw[place : place + 8] = bytes(8)
     path.write_bytes(raw)
     assert_refused(read, "a.h5", "truncated, damaged")
+
+
+@pytest.mark.parametrize("length", [0, 2**64 - 16])
+def test_a_heap_in_which_hdf5_would_search_forever_is_refused(length: int, tmp_path: Path) -> None:
+    """The damage comes from deleting one byte of the texts before."""
+    path = write_attribute(tmp_path / "a.h5", "pat1")
+    content = bytearray(path.read_bytes())
+    heap = content.index(HEAP)
+    first = heap + HEAP_HEADER.size
+    number = 1 if length else 0
+    OBJECT_HEADER.pack_into(content, first, number, 0, 0, length)
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="heap"):
+        read_patient(path)

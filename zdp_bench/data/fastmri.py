@@ -32,7 +32,7 @@ from torch import Tensor
 
 from zdp_bench.data import Dataset, DatasetInfo, MaxCount, Provenance, Splits
 from zdp_bench.data.files import absent, digest, holds_any, list_files, require_inside
-from zdp_bench.data.hdf5 import open_array, read_attribute
+from zdp_bench.data.hdf5 import open_array, open_file, read_attribute
 from zdp_bench.data.kspace import (
     SSIM_WINDOW,
     Undersampling,
@@ -145,10 +145,8 @@ def list_volumes(root: Path, folder_name: str) -> list[Path]:
 
 def inspect(path: Path, root: Path) -> KSpaceVolume:
     """Check a file's format, without reading its arrays, and return what it contains."""
-    import h5py
-
     require_inside(path, root)
-    with reading(path), h5py.File(path, "r") as file:
+    with reading(path), open_file(path) as file:
         kspace = open_array(file, "kspace")
         target = "reconstruction_rss" if kspace.ndim == 4 else "reconstruction_esc"
         image = open_array(file, target)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +17,49 @@ from zdp_bench.foreign_files import Unfit, expect, require_text
 # Bytes. HDF5 decompresses a whole chunk to read one slice, and a huge chunk of equal values takes
 # only a few kilobytes of the file.
 MAX_CHUNK = 2**28
+# Of a global heap, where HDF5 stores texts: the signature and the version at its beginning, and its
+# size; and of each object in it, its number (0 for the free space), its references and its size.
+HEAP = b"GCOL\x01\0\0\0"
+HEAP_HEADER = struct.Struct("<8sQ")
+OBJECT_HEADER = struct.Struct("<HHIQ")
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[Any]:
+    """Open an HDF5 file to read its attributes too. Use inside `reading`.
+
+    Raises:
+        Unfit: on reading, a heap of texts is damaged.
+    """
+    import h5py
+
+    with _CheckedFile(path) as file, h5py.File(file, "r") as content:
+        yield content
+
+
+class _CheckedFile(io.FileIO):
+    """A file that checks each global heap before HDF5 parses it.
+
+    In one with an object of size 0, HDF5 looks for the next object forever, and no signal ends it.
+    """
+
+    def readinto(self, buffer: Any) -> int | None:
+        count = super().readinto(buffer)
+        if bytes(buffer[: len(HEAP)]) == HEAP:
+            _require_sizes(bytes(buffer))
+        return count
+
+
+def _require_sizes(heap: bytes) -> None:
+    """Reject a global heap, or the beginning of one, in which an object is empty or too large."""
+    _, size = HEAP_HEADER.unpack_from(heap)
+    place = HEAP_HEADER.size
+    while place + OBJECT_HEADER.size <= min(size, len(heap)):
+        number, _, _, length = OBJECT_HEADER.unpack_from(heap, place)
+        padded = math.ceil(length / 8) * 8
+        step = length if number == 0 else OBJECT_HEADER.size + padded
+        expect(0 < step <= size - place, "has a damaged heap of texts; write it again")
+        place += step
 
 
 def read_attribute(file: Any, name: str) -> str | None:
