@@ -236,6 +236,7 @@ OURS_COLUMNS = "row,variant,metric,unit,target_epsilon,retained_gain,values"
         ("cost", [OURS_COLUMNS, "MNIST,,accuracy,image,inf,1,0.9"]),  # the non-private run
         ("cost", [OURS_COLUMNS, "MNIST,,accuracy,image,3,,0.9"]),  # the private run
         ("complex", [OURS_COLUMNS]),
+        ("complex", [""]),  # as `table complex --write` writes it without runs
         ("complex", [OURS_COLUMNS, "PhaseMNIST,,accuracy,image,3,,"]),
         ("complex", [OURS_COLUMNS, "PhaseMNIST,,accuracy,image,3,,nan"]),
     ],
@@ -279,6 +280,13 @@ def test_without_a_curve_as_published_nothing_is_drawn(tmp_path: Path) -> None:
         papers.file_of(FIGURE, tmp_path)
     )
     with pytest.raises(UserError, match="as published"):
+        figures.draw(FIGURE, tmp_path)
+
+
+def test_a_papers_table_without_any_run_is_not_damaged(tmp_path: Path) -> None:
+    """The sentence said so, and the command that it named wrote the same file."""
+    build(tmp_path, filling("short", "bp_10.24")).write(papers.file_of(FIGURE, tmp_path))
+    with pytest.raises(UserError, match="none of the paper's curves was run as published"):
         figures.draw(FIGURE, tmp_path)
 
 

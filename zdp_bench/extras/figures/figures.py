@@ -23,6 +23,7 @@ from zdp_bench.report import names, papers, results
 from zdp_bench.report.number_format import name_one
 from zdp_bench.tasks.metric import describe
 
+NO_ROWS = b"\n"  # the CSV of a table without rows
 HALF = 50  # percent of the gain
 ROW_HEIGHT = 0.34  # inches
 MAX_LABEL = 30  # characters of a row's label in one line
@@ -79,7 +80,13 @@ def read_table(
     with reading(path):
         content = read_bytes(path, MAX_TABLE)
     try:
-        table = pd.read_csv(BytesIO(content), keep_default_na=False, dtype=str)
+        table = pd.DataFrame()
+        if content != NO_ROWS:
+            table = pd.read_csv(BytesIO(content), keep_default_na=False, dtype=str)
+        if table.empty or ("n" in table and (table["n"] == "0").all()):
+            # A table without any run is written without the columns of runs.
+            every_column = dict.fromkeys([*table.columns, *columns, *numbers])
+            table = table.reindex(columns=list(every_column), fill_value="")
         if "values" in table:
             table["values"] = [list(map(float, words.split())) for words in table["values"]]
         table[[*numbers]] = table[[*numbers]].apply(pd.to_numeric)
