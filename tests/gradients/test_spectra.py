@@ -89,6 +89,18 @@ def test_released_spectra_become_the_gradient(padded: bool) -> None:
     torch.testing.assert_close(back, expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("option", ["stride", "padding", "dilation"])
+def test_one_number_in_a_tuple_is_for_all_dimensions(option: str) -> None:
+    """`nn.Conv2d` keeps it as it is."""
+    gradients = []
+    for value in ((2,), 2):
+        model, batch = network(**{option: value})
+        domain = padded_domain(model, loss, batch[0][:0])
+        gradients.append(domain.gradients(domain.clipped_sum(batch, 0.5)))
+        gradients.append(fast.clipped_sum(model, loss, batch, 0.5).sums)
+    torch.testing.assert_close(gradients[:2], gradients[2:])
+
+
 @pytest.mark.parametrize(
     "sizes", [(7,), (8,), (5, 6), (6, 5), (1, 4), (3, 4, 5), (70,), (70, 6), (6, 71)]
 )

@@ -36,7 +36,7 @@ from zdp_bench.gradients.parts import map_leaves, takes_parts
 from zdp_bench.gradients.program.autograd import find_sources
 from zdp_bench.gradients.rules import Rule
 from zdp_bench.gradients.rules.circulant import Correlation, correlate
-from zdp_bench.gradients.rules.convolution import pad_input
+from zdp_bench.gradients.rules.convolution import pad_input, per_dimension
 from zdp_bench.lazy import LazyModule
 from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.nn.modes import evaluation_mode
@@ -289,10 +289,11 @@ def _linear(
     Hp is the size of the padded input and Ho that of the output, spread out by the stride.
     """
     outputs, inputs, *kernels = weight.shape
+    strides, dilations = per_dimension(layer, layer.stride), per_dimension(layer, layer.dilation)
     sizes = []
     lags = []
     for dim, input_size in enumerate(padded_input):
-        dilation, stride = layer.dilation[dim], layer.stride[dim]
+        dilation, stride = dilations[dim], strides[dim]
         extent = dilation * (kernels[dim] - 1) + 1
         spread_output = ((input_size - extent) // stride) * stride + 1
         sizes.append(input_size + spread_output - 1)
@@ -375,7 +376,7 @@ def _convolution_rule(spectrum: Spectrum, padded_input: tuple[int, ...]) -> Rule
         g: Tensor,
     ) -> dict[str, LayerGradient]:
         assert isinstance(layer, Convolution)
-        spread = _spread(g, layer.stride)
+        spread = _spread(g, per_dimension(layer, layer.stride))
         outputs = tuple(spread.shape[2:])
         if x.shape[2:] != padded_input:  # else, a program has padded it by another operation
             x = pad_input(layer, x)

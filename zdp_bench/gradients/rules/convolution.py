@@ -67,13 +67,13 @@ def torch_convolution(
     padding = layer.padding
     if layer.padding_mode != "zeros" or isinstance(padding, str):
         x = pad_input(layer, x)
-        padding = (0,) * len(layer.kernel_size)
+        padding = (0,)
     arguments = ConvArguments(
-        layer.stride,
-        tuple(padding),
-        layer.dilation,
+        per_dimension(layer, layer.stride),
+        per_dimension(layer, padding),
+        per_dimension(layer, layer.dilation),
         layer.transposed,
-        layer.output_padding,
+        per_dimension(layer, layer.output_padding),
         layer.groups,
     )
     return _convolution(layer, x, g, arguments)
@@ -94,8 +94,18 @@ def pad_input(
     x: Tensor,
 ) -> Tensor:
     """Pad x [B, C, *] as the layer does."""
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    return F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
+    padding = layer._reversed_padding_repeated_twice
+    if layer.padding_mode != "zeros":
+        return F.pad(x, padding, mode=layer.padding_mode)
+    if len(padding) == 2:  # one number for all dimensions
+        padding = [*padding] * len(layer.kernel_size)
+    return F.pad(x, padding)
+
+
+def per_dimension(layer: _ConvNd, entries: tuple[int, ...]) -> tuple[int, ...]:
+    """Return an argument's value for each dimension; torch's layers keep (2,) for all of them."""
+    dimensions = len(layer.kernel_size)
+    return tuple(entries) * (dimensions // len(entries))
 
 
 def _convolution(
