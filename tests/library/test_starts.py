@@ -3,13 +3,15 @@
 import copy
 import json
 import math
+import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 
 import zdp_bench
 from tests.library.conftest import Make
@@ -243,6 +245,65 @@ def test_a_ledger_that_was_begun_anew_counts_the_earlier_training_however_many_s
         with begin(network(), tmp_path / "third.jsonl") as third:
             train(third, most=2)
             assert third.epsilon_with(second) >= epsilon_of(1.2, 9) * (1 - 2e-3)
+
+
+def test_weights_of_a_moved_training_are_counted_however_few_steps_it_has(tmp_path: Path) -> None:
+    ledger = tmp_path / "first.jsonl"
+    with begin(model := network(), ledger) as first:
+        train(first, most=3)
+    ledger.rename(tmp_path / "moved.jsonl")
+    other = network()
+    with begin(other, ledger) as second:
+        train(second, most=4)
+    other.load_state_dict(model.state_dict())
+    with begin(other, ledger, count_earlier=True) as third:
+        train(third, most=2)
+        assert third.epsilon_with() >= epsilon_of(1.2, 9) * (1 - 2e-3)
+
+
+def files_of(ledger: Path) -> list[Path]:
+    return [ledger.with_suffix(suffix) for suffix in (".jsonl", ".pt", starts.SUFFIX)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_epsilon_with_counts_all_steps_wherever_their_ledgers_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """A training was left out that had as few steps as the new one at its path when opened."""
+    draw = random.Random(seed)
+    saved: dict[Path, dict[str, Tensor]] = {}  # ledger -> its saved weights
+    behind: dict[Path, set[int]] = {}  # ledger -> the steps behind these weights
+    listed: dict[Path, set[int]] = {}  # ledger -> the steps in it
+    for turn in range(6):
+        ledger = tmp_path / "a.jsonl"
+        if draw.random() < 0.5:
+            monkeypatch.setattr(starts, "_KNOWN", {})  # another process
+        if ledger in saved and draw.random() < 0.4:
+            other = tmp_path / f"{turn}.jsonl"
+            carry = draw.choice([shutil.move, shutil.copy])
+            for source, target in zip(files_of(ledger), files_of(other), strict=True):
+                carry(source, target)
+            for known in (saved, behind, listed):
+                known[other] = known[ledger].copy()
+                if carry is shutil.move:
+                    del known[ledger]
+        start = draw.choice([ledger, *saved])
+        num_steps = draw.randint(1, 3)
+        steps = {10 * turn + number for number in range(num_steps)}
+        with begin(model := network(), ledger, epochs=20, count_earlier=True) as private:
+            if start == ledger:
+                private.resume()
+            else:
+                model.load_state_dict(saved[start])
+            train(private, most=num_steps)
+            behind[ledger] = behind.get(start, set()) | steps
+            listed[ledger] = listed.get(ledger, set()) | steps
+            lowest = epsilon_of(1.2, len(behind[ledger] | listed[ledger])) * (1 - 2e-3)
+            report = private.report()
+            stated = report["start"].get("epsilon_tight", report["epsilon_tight"])
+            assert private.epsilon_with() >= stated >= lowest
+            private.save()
+            saved[ledger] = copy.deepcopy(model.state_dict())
 
 
 def test_a_finished_training_that_is_resumed_is_known(

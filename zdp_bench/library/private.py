@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -65,7 +64,6 @@ from zdp_bench.training.step import Training, private_step
 log = logging.getLogger(__name__)
 # Keys of the file that `save` writes
 EARLIER = "earlier trainings"
-ID = "id of the training"
 COUNTED = "counts steps that the model may not have taken"
 # Threads step one at a time, because hooks and random generators belong to the whole process.
 _STEP_LOCK = Lock()
@@ -138,13 +136,11 @@ class Private:
         finalize(self, _release, self.journal.resources)  # users of notebooks rarely call close()
         self._pending: Batch | None = None  # the batch that `batches` yielded and `step` must take
         self._num_steps_here = 0  # taken in this process
-        self._num_steps_before = self.ledger.releases  # taken by earlier processes
         self._is_closed = False
         self._num_untaken = 0 if self.terms.count_earlier else self.ledger.releases
         # Whether the model may have taken more steps than `done`
         self._has_counted = self.terms.count_earlier and self.ledger.releases > 0
         self._checked_parameters = _trained_parameters(dict(self.model.named_parameters()))
-        self._id = secrets.token_hex(8)
         self._earlier: Trainings = frozenset()
         self._was_warned_of_parts = False
         self._look_up_start()
@@ -288,9 +284,6 @@ class Private:
         steps_per_epoch = max(1, self.steps // self.plan.epochs)
         if self.done % steps_per_epoch == 0:
             renew(self.model, self.done)
-        if self._num_steps_here == 0:
-            # Another process may continue from the same saved state, with other steps.
-            self._id = secrets.token_hex(8)
         self._num_steps_here += 1
         self._restore_modes()
         model, keys, ranks = self.model, self.keys, self.ranks
@@ -422,7 +415,7 @@ class Private:
 
     def _exclude_own(self, trainings: Trainings) -> Trainings:
         """Return the trainings without the steps that the ledger counts."""
-        return starts.exclude(trainings, self._as_earlier(), self._num_steps_before)
+        return starts.exclude(trainings, self.ledger)
 
     def _warn_of_parts(self) -> None:
         """Warn once if a part of the weights comes from a training that ε does not count."""
@@ -574,7 +567,7 @@ class Private:
             z=mechanism.z,
             sampling=mechanism.sampling,
             steps=self.ledger.releases,
-            id=self._id,
+            id=self.ledger.part,
         )
 
     def export(
@@ -662,7 +655,6 @@ class Private:
             built=self._describe_built(schedules)
             | {
                 EARLIER: [training.as_dict() for training in self._earlier],
-                ID: self._id,
                 COUNTED: self._has_counted,
                 TERMS: self.journal.terms,
             },
@@ -715,7 +707,6 @@ class Private:
                     raise checkpoint.Misfit(f"the {what} differs")
             saved.restore(self.model, self.optimizer, schedules, self.algorithm.carried)
             self._earlier = frozenset(earlier)
-            self._id = str(saved.built.get(ID, ""))  # until this process takes a step
             self._has_counted = bool(saved.built.get(COUNTED, False))
         except (checkpoint.Misfit, KeyError, TypeError, ValueError) as error:
             raise UserError(

@@ -24,6 +24,7 @@ from zdp_bench.library.units import PRIVATE_OWNERS
 from zdp_bench.nn.state import state_digest
 from zdp_bench.privacy.composition import SpentSteps, compose_epsilon
 from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.privacy.tally import Tally
 from zdp_bench.records.record import Noise, Steps
 
 SUFFIX = ".weights.json"  # of the file beside a ledger that names the final weights
@@ -41,8 +42,9 @@ class Earlier:
         z: Effective noise multiplier of its mechanism.
         sampling: Sampling of its steps.
         steps: Number of steps in its ledger.
-        id: Random name of the process's part of the training. Two descriptions with the same id
-            are of one training, and the one with more steps covers the other.
+        id: Name in its ledger of the process that took its last step (`Tally.part`). Two
+            descriptions with the same id are of one training, and the one with more steps covers
+            the other.
     """
 
     ledger: str
@@ -147,26 +149,11 @@ def merge(trainings: Iterable[Earlier]) -> Trainings:
     return frozenset(merged.values())
 
 
-def exclude(trainings: Trainings, own: Earlier, steps_before: int) -> Trainings:
-    """Return the trainings without the steps that a training's own ledger counts.
-
-    These have the id of `own` or, if an earlier process took them, the same ledger and no more
-    steps than it had then. At most one such process is excluded, because a ledger that was deleted
-    and begun anew does not list the steps of the deleted one.
-
-    Args:
-        trainings: The trainings.
-        own: The training whose ledger counts.
-        steps_before: Number of steps in its ledger when this process opened it.
-    """
-    same_id = frozenset(training for training in trainings if training.id == own.id)
-    if same_id:
-        return trainings - same_id
-    same_ledger = [training for training in trainings if training.ledger == own.ledger]
-    covered = [training for training in same_ledger if training.steps <= steps_before]
-    if not covered:
-        return trainings
-    return trainings - {max(covered, key=lambda training: training.steps)}
+def exclude(trainings: Trainings, ledger: Tally) -> Trainings:
+    """Return the trainings whose steps a ledger does not count, wherever theirs is now."""
+    return frozenset(
+        training for training in trainings if not ledger.holds(training.id, training.steps)
+    )
 
 
 def save(

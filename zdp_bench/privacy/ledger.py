@@ -187,7 +187,7 @@ class Ledger(Tally):
             identity,
             releases_aside=releases_aside,
             facts=dict(facts or {}),
-            nonce="" if repeatable else secrets.token_hex(16),
+            nonce=self._own_part,
         )
         for aside_path, head in self._aside_tally.heads.items():
             if differences := self._name_differences(head):
@@ -243,6 +243,8 @@ class Ledger(Tally):
         self.digest = BEGINNING
         self._steps_of_file = ReleasedSteps()
         self._starts = KnownStarts(self._aside_tally.starts)
+        self._ends_of_parts = {}
+        self._num_releases_of_chain = 0  # of the file, and of those that its head states
 
     def _read(self, checkpoint_position: Position | None) -> None:
         """Count the steps of the file, and replace a last line that was cut short.
@@ -273,7 +275,7 @@ class Ledger(Tally):
             self._require_checkpoint(checkpoint_position, reaches_checkpoint, last_whole_line)
         if last_whole_line == 0:  # even the head is cut short, so nothing was released yet
             disk.write_bytes(self._absolute_path, make_line(BEGINNING, self._own_head))
-            self.digest = chain(BEGINNING, self._own_head)
+            self._add_entry(self._own_head)
         elif cut is not None:
             self._replace_cut_line(cut)
 
@@ -297,13 +299,21 @@ class Ledger(Tally):
         """Count or remember the entry of a line that is in the file, and extend the chain by it."""
         if isinstance(entry, Head):
             self.facts = entry.facts
+            # Heads of older versions have no nonce, so nothing tells their steps from others.
+            self.part = entry.nonce or secrets.token_hex(16)
+            self._num_releases_of_chain = entry.releases_aside
         elif isinstance(entry, Step):
             self._steps_of_file.add(entry)
+            self._num_releases_of_chain += 1
             # A release that is in a ledger that was set aside is counted already.
             if not (self.repeatable and entry in self._aside_tally.released):
                 self._count_release(entry)
         else:
             self._starts.remember(entry)
+            if isinstance(entry, Start):
+                self.part = entry.execution_digest  # see `Start.of_nonce`
+        if not self.repeatable:
+            self._ends_of_parts[self.part] = self._num_releases_of_chain
         if entry.is_chained:
             self.digest = chain(self.digest, entry)
 
@@ -439,7 +449,7 @@ class Ledger(Tally):
             self.require_intact()
             return
         if self._needs_nonce:  # written in the form of a start, which is not part of the chain
-            self._write_line(Start.of_nonce(secrets.token_hex(16)))
+            self._write_line(Start.of_nonce(self._own_part))
             self._needs_nonce = False
         self._write_line(entry)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import os
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,7 @@ class Tally:
         generation: name of the generation of the steps that this process takes; "" is the first.
         digest: digest of the chain of ledger lines after the last step.
         released: the steps that were released.
+        part: if the tally is not repeatable, random name of the process that took the last step.
     """
 
     def __init__(
@@ -121,6 +123,9 @@ class Tally:
         # For a warning only: how many steps of an earlier process this one will release again.
         self.num_to_count_again = 0
         self.digest = digest
+        self._own_part = "" if repeatable else secrets.token_hex(16)
+        self.part = self._own_part
+        self._ends_of_parts: dict[str, int] = {}  # number of releases up to the end of each part
         self._spans = list(spans)
         self._count = sum(end - first for first, end, _ in self._spans)
         # Spans lack weights digests, which only the steps of a federation's nodes have. That loses
@@ -146,6 +151,8 @@ class Tally:
         if not self.has_released(step, weights_digest):
             self.digest = chain(self.digest, entry)
             self._count_release(entry)
+            self.part = self._own_part
+            self._ends_of_parts[self.part] = self.releases
 
     def record_start(self, execution_digest: str, step: int, state_digest: str) -> None:
         """Do nothing: only `Ledger` records states."""
@@ -180,6 +187,15 @@ class Tally:
             weights_digest: see `append`.
         """
         return self.repeatable and Step(step, weights_digest, self.generation) in self.released
+
+    def holds(self, part: str, steps: int) -> bool:
+        """Return True if the first `steps` steps of a tally, the last of them by `part`, are here.
+
+        That is so if `part` ends here after as many steps or more, because a process writes its
+        name behind all steps before its own. A copy of a ledger does not hold the steps that the
+        original took later.
+        """
+        return steps <= self._ends_of_parts.get(part, -1)
 
     def restart_from(self, other: Tally) -> None:
         """Forget all releases, and count those of another tally."""
@@ -256,7 +272,10 @@ class Tally:
 
     def copy(self) -> Tally:
         """Return a tally with the same count and no file, for another rank."""
-        return Tally(self.repeatable, self.earlier, self._spans, self.generation, self.digest)
+        copied = Tally(self.repeatable, self.earlier, self._spans, self.generation, self.digest)
+        copied.part, copied._own_part = self.part, self._own_part
+        copied._ends_of_parts = dict(self._ends_of_parts)
+        return copied
 
 
 def count_releases(paths: Iterable[Path]) -> int:
