@@ -197,7 +197,7 @@ def drop_foreign_options(
 
     `recipe=phasemnist algorithm=sgd` replaces ζ-DP-SGD by SGD, but Hydra still adds the recipe's
     `algorithm: {noise: circular}`. So a key is dropped if the recipe sets it for another plug-in
-    than the chosen one, which lacks it.
+    than the chosen one, which lacks it; and if all models have it.
 
     Args:
         recipe: name of the recipe.
@@ -217,10 +217,19 @@ def drop_foreign_options(
             plugins |= {key.removeprefix("override /"): value for key, value in entry.items()}
     if plugins[kind] == name:
         return node
-    known = ["name", *(plugin_keys(kind, name) if name != "none" else [])]
+    builder = find_builder(kind, name) if name != "none" else None
+    own = defaults(builder) if builder and kind not in TORCH else {}
+    yaml = files(kind).get(name)
+    written = assets.read_yaml(yaml) if yaml else own
+    # What all models have, such as `replace_batchnorm`, was chosen for the recipe's model. What all
+    # data sets have, such as `validation_share`, holds for each of them.
+    shared = COMMON_KEYS["dataset"] if kind == "dataset" else ()
     options = {}
     for key, value in node.items():
-        is_foreign = key in recipes_options and key not in known
+        # A default that the YAML does not write is left out, as it is without the recipe: the
+        # digest is then the same.
+        is_known = key in written or key in shared or (key in own and value != own[key])
+        is_foreign = key in recipes_options and not is_known
         if not is_foreign or f"{kind}.{key}" in typed:
             options[key] = value
     return options
