@@ -221,3 +221,20 @@ def test_a_resumed_run_goes_on_under_its_identity(
     assert list(second.evaluations) == [calls[1][1]]
     logged = [metrics["step"] for name, metrics in calls[5:] if name == "log"]
     assert all(step > second.steps_done for step in logged)
+
+
+def test_a_resumed_runs_evaluations_are_those_that_were_logged(
+    tmp_path: Path, calls: list[tuple[str, Any]]
+) -> None:
+    """The last one, within an epoch, had no number of its epoch, and MLflow's logger failed."""
+    config = configured(tmp_path, "logger=tensorboard", "privacy.max_epsilon=1.2")
+    with Reporter(Silent(), config) as reporter:
+        outcome = execute(config, reporter)
+        reporter.finished(outcome.record)
+    assert outcome.record.document["epochs"][-1]["epoch"] is None
+    logged = [metrics for name, metrics in calls if name == "log"]
+    outcome.path.unlink()  # as if the process had been killed before it wrote the record
+    with Reporter(Silent(), config) as reporter:
+        execute(config, reporter)
+    _, resumed = (of for name, of in calls if name == "start")
+    assert list(resumed.evaluations) == logged

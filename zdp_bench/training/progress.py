@@ -77,7 +77,7 @@ class Watcher:
             home: its folder.
             steps: number of its steps.
             done: number of those that were taken before.
-            evaluations: the metrics that the record has for those. Default: none.
+            evaluations: what `evaluated` was called with for those, as rows. Default: none.
         """
 
     def stepped(self, step: int) -> None:

@@ -462,7 +462,11 @@ class Loop:
         """
         config, plan = self.setup.config, self.plan
         num_steps = plan.steps * self.round_steps
-        self.watcher.started(config, self.home, num_steps, self.steps_done, self.epochs)
+        evaluations = []
+        for row in self.epochs:  # the record numbers whole epochs only
+            number = plan.epoch_of(row["step"] // self.round_steps)
+            evaluations.append({**row, "epoch": number})
+        self.watcher.started(config, self.home, num_steps, self.steps_done, evaluations)
         stopped_by = "epochs"
         while self.step < plan.steps and stopped_by == "epochs":
             try:
