@@ -185,7 +185,10 @@ def test_a_text_that_would_change_is_refused(word: str) -> None:
         read_words([word], sweep=True)
 
 
-@pytest.mark.parametrize("values", ["range(0,inf)", "range(nan,3)", "range(0,1e9)", "range(0,4,0)"])
+@pytest.mark.parametrize(
+    "values",
+    ["range(0,inf)", "range(nan,3)", "range(0,1e9)", "range(0,4,0)", f"range(0.5,1{'0' * 400})"],
+)
 def test_a_range_without_end_is_refused(values: str) -> None:
     """Hydra lists all values of a range, which never ended."""
     assert read_words(["seed=range(0,1,0.0001)"], sweep=True)
@@ -303,6 +306,19 @@ def test_options_meant_for_another_plug_in_are_dropped_as_in_a_recipe_that_ships
     assert config.model.name == "complex_mlp"
     assert configured([f"recipe={mine}", "algorithm=sgd"]).algorithm.options == {}
     assert recipe_body("nothing") is None
+
+
+def test_a_file_may_have_truth_values_and_merged_mappings(mine: Path) -> None:
+    merged = "execution: {<<: {deterministic: true, prefetch: 1}}\n"
+    mine.write_text(MINE + merged)
+    assert configured([f"recipe={mine}"]).execution.deterministic is True
+    copy = mine.with_name("copied.yaml")
+    copy.write_text((assets.RECIPES / "msd_hippocampus_tuned.yaml").read_text())
+    assert configured([f"recipe={copy}"]).dataset.options["augment"] is False
+
+
+def test_a_folder_may_have_a_number_as_its_name() -> None:
+    assert str(configured(["recipe=quickstart", "paths.results=2024"]).paths.results) == "2024"
 
 
 def test_another_data_set_keeps_the_validation_share_of_the_recipe(mine: Path) -> None:

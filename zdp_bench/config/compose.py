@@ -162,7 +162,7 @@ def choose(key: Any, options: dict[Any, Any]) -> Any:
 
 OmegaConf.register_new_resolver("choose", choose, replace=True)
 # Hydra's own folders in `conf`, whose ~ is the home folder, as in `Run.results`.
-OmegaConf.register_new_resolver("home", os.path.expanduser, replace=True)
+OmegaConf.register_new_resolver("home", lambda path: os.path.expanduser(str(path)), replace=True)
 
 
 def group_options(group: str) -> list[str]:

@@ -224,8 +224,12 @@ def _check_override(override: Override, sweep: bool) -> None:
 
 def _require_countable(word: str, values: RangeSweep) -> None:
     """Reject a range of too many values, or of infinitely many: Hydra lists them all."""
-    start, stop, step = (float(value or 0) for value in (values.start, values.stop, values.step))
-    if not abs(stop - start) <= MAX_RANGE * abs(step):  # also if one of them is NaN
+    start, stop, step = (value or 0 for value in (values.start, values.stop, values.step))
+    try:
+        is_countable = abs(stop - start) <= MAX_RANGE * abs(step)  # false if one of them is NaN
+    except OverflowError:  # of a fraction and an integer beyond all fractions
+        is_countable = False
+    if not is_countable:
         raise UserError(f"{word}: must have at most {MAX_RANGE:,} values, between two numbers.")
 
 
@@ -378,12 +382,13 @@ def _require_quotes(key: str, value: Any, written: Any) -> None:
         written: its value, with each number as the text that is in the file.
     """
     if isinstance(value, dict):
-        for (name, inner), text in zip(value.items(), written.values(), strict=True):
-            _require_quotes(f"{key}.{name}".lstrip("."), inner, text)
+        for name, inner in value.items():
+            if name in written:  # rather than merged from another mapping
+                _require_quotes(f"{key}.{name}".lstrip("."), inner, written[name])
     elif isinstance(value, list):
         for inner, text in zip(value, written, strict=True):
             _require_quotes(key, inner, text)
-    elif isinstance(value, int | float) and str(value) != written and _takes_text(key):
+    elif type(value) in (int, float) and str(value) != written and _takes_text(key):
         raise UserError(f"{key}: {written}: YAML reads this as {value}; put it in quotes.")
 
 
