@@ -167,15 +167,20 @@ def _load_ours(kind: str) -> None:
 
 @cache
 def _load_others() -> None:
-    """Import the modules of other packages, and undo what those that raise an error registered."""
+    """Import the modules of other packages, and undo what those that raise an error registered.
+
+    A module may import that of another package, which is loaded only once: what it registers stays.
+    """
+    packages = {point.module.partition(".")[0] for point in installed()} | {"zdp_bench"}
     for point in installed():
+        others = packages - {point.module.partition(".")[0]}
         registered = {kind: {*builders} for kind, builders in _builders.items()}
         try:
             point.load()
         except Exception as error:
             for kind, builders in _builders.items():
                 for name in builders.keys() - registered[kind]:
-                    if _top_package(builders[name]) != "zdp_bench":  # ours are loaded only once
+                    if _top_package(builders[name]) not in others:
                         del builders[name]
             log.warning("plug-in '%s' (%s) is skipped: %r", point.name, point.module, error)
 

@@ -220,7 +220,10 @@ def drop_foreign_options(
     builder = find_builder(kind, name) if name != "none" else None
     own = defaults(builder) if builder and kind not in TORCH else {}
     yaml = files(kind).get(name)
-    written = assets.read_yaml(yaml) if yaml else own
+    if yaml:
+        written = assets.read_yaml(yaml)
+    else:  # torch's signatures, which a package's optimizers and schedulers have
+        written = dict.fromkeys(plugin_keys(kind, name)) if builder and kind in TORCH else own
     # What all models have, such as `replace_batchnorm`, was chosen for the recipe's model. What all
     # data sets have, such as `validation_share`, holds for each of them.
     shared = COMMON_KEYS["dataset"] if kind == "dataset" else ()
