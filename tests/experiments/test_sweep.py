@@ -17,6 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,8 +147,9 @@ def test_a_worker_that_is_killed_loses_no_other_job(
     caplog: pytest.LogCaptureFixture,
     command: Callable[..., Any],
 ) -> None:
-    """It ended the command with joblib's traceback."""
+    """It ended the command with joblib's traceback. A job ran again beside idle workers."""
     core = pytest.importorskip("hydra_plugins.hydra_joblib_launcher._core")
+    loky = pytest.importorskip("joblib.externals.loky")
     begun = tmp_path / "begun"
 
     def carry_out_job(config: Any, *_: object, **__: object) -> Outcome:
@@ -166,6 +168,13 @@ def test_a_worker_that_is_killed_loses_no_other_job(
 
     monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", carry_out_job)
     monkeypatch.setattr(core, "launch", launch_in_forks)
+
+    def shut_down() -> None:
+        with begun.open("a") as file:
+            file.write("alone\n")
+
+    executor = SimpleNamespace(shutdown=shut_down)
+    monkeypatch.setattr(loky, "get_reusable_executor", lambda: executor)
     words = ["recipe=quickstart", f"paths.results={tmp_path / 'results'}"]
     with hydra_session() as driver:
         if command is sweep:
@@ -180,12 +189,41 @@ def test_a_worker_that_is_killed_loses_no_other_job(
             all_words = [[*words, f"seed={seed}"] for seed in (1, 2, 3, 4, 5)]
             failed = launch(driver, all_words, "joblib", [])
     assert [job_words[-1] for job_words, _ in failed] == ["seed=3", "seed=5"]
-    assert failed[0][1].startswith("the system killed its process, usually because memory ran out.")
+    assert failed[0][1].startswith("its process died, usually because memory ran out.")
     assert failed[1][1] == "five is not to be had."
     times = begun.read_text().split()
     assert {seed: times.count(seed) for seed in "12345"} == {"1": 1, "2": 2, "3": 2, "4": 2, "5": 1}
-    (warning,) = [line for line in caplog.messages if "killed a worker" in line]
+    assert times[-4:] == ["alone", "2", "alone", "3"]
+    (warning,) = [line for line in caplog.messages if "worker died" in line]
     assert warning.endswith("These jobs continue after the others, one at a time: seed=2; seed=3.")
+
+
+@pytest.mark.parametrize("deaths", [2, 5])
+def test_a_worker_without_a_job_that_is_killed_ends_no_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int
+) -> None:
+    """The sweep ended without the other jobs, and without a table."""
+    core = pytest.importorskip("hydra_plugins.hydra_joblib_launcher._core")
+    made = record(seed=1)
+    path = tmp_path / made["run"] / "record.json"
+    outcome = Outcome(records.Record.of(made), path, was_recorded=False)
+    monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", lambda *_, **__: outcome)
+    started: list[int] = []
+
+    def launch_and_kill(*args: Any, **options: Any) -> list[Any]:
+        started.append(len(started))
+        if len(started) <= deaths:
+            raise BrokenProcessPool
+        return launch_in_forks(*args, **options)
+
+    monkeypatch.setattr(core, "launch", launch_and_kill)
+    if deaths < 5:
+        jobs = carry_out(tmp_path / "results", "launcher=joblib", "seed=1,2")
+        assert [type(job.result) for job in jobs] == [RunSummary, RunSummary]
+    else:
+        with pytest.raises(UserError, match="5 workers without a job died one after the other"):
+            carry_out(tmp_path / "results", "launcher=joblib", "seed=1,2")
+    assert len(started) == min(deaths + 1, 5)
 
 
 @pytest.mark.slow

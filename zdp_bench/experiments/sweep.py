@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 Shown = Literal["all", "progress", "nothing"]
 # Prefixes of overrides that are not part of a job's name.
 UNNAMED = ("recipe=", "launcher=", "hydra", "paths.", "logger", "name=", "tags=", "notes=")
+MAX_STARTS = 5  # of workers, if those that die had no job
 
 log = logging.getLogger(__name__)
 
@@ -293,11 +294,11 @@ def _carry_out_all(
     settings: list[str],
     show: Shown = "all",
 ) -> list[Job]:
-    """Carry out jobs, also those that end because the system kills a worker.
+    """Carry out jobs, also those that end because a worker dies.
 
-    joblib then kills the other workers, and it is not known which one the system killed. So the
-    jobs that ended with them run again at the end, one at a time: if the system kills a job's
-    process again, that job fails.
+    joblib then kills the other workers, and it is not known which one died first. So the jobs that
+    ended with them run again at the end, one at a time: if a job's process dies again, that job
+    fails.
 
     Args:
         driver: Hydra's driver.
@@ -307,18 +308,15 @@ def _carry_out_all(
     """
     with _share_folder() as shared:
         task = SweepJob(sweep=True, wait=False, show=show, shared=shared)
-        jobs = None
-        while jobs is None:
-            try:
-                jobs = start(task)
-            except BrokenProcessPool as error:
-                _note_interrupted(task, shared, error)
-            except Exception as error:  # not of a job, whose exceptions are returned
-                if isinstance(error, OSError) or not is_raised_in(error, "joblib", "submitit"):
-                    raise
-                raise UserError(
-                    f"'{' '.join(settings)}' cannot be carried out: {in_one_line(error)}."
-                ) from None
+        try:
+            while isinstance(jobs := _start(lambda: start(task), shared), set):
+                _note_interrupted(task, jobs)
+        except Exception as error:  # not of a job, whose exceptions are returned
+            if isinstance(error, OSError) or not is_raised_in(error, "joblib", "submitit"):
+                raise
+            raise UserError(
+                f"'{' '.join(settings)}' cannot be carried out: {in_one_line(error)}."
+            ) from None
         _raise_stop(jobs)
         task.interrupted.clear()
         for job in jobs:
@@ -328,43 +326,58 @@ def _carry_out_all(
     return _finish(driver, jobs, show)
 
 
-def _note_interrupted(task: SweepJob, shared: Shared, error: BrokenProcessPool) -> None:
-    """Make a task leave out the jobs that ended when the system killed a worker.
+def _start(start: Callable[[], Sequence[Any]], shared: Shared) -> Sequence[Any] | set[str]:
+    """Start jobs, again if a worker dies that had none: it was starting, or its job had ended.
+
+    Returns:
+        How each job ended, or the jobs that ended because a worker died.
 
     Raises:
-        UserError: no worker had a job.
+        UserError: too many workers without a job died.
     """
-    if stop := find_stop(error):
-        raise stop from None
-    if not (interrupted := take_jobs(shared.request)):
-        raise UserError(
-            "the system killed a worker that was still starting, usually because memory ran out. "
-            f"Reduce hydra.launcher.n_jobs; {CONTINUING} from the last save."
-        ) from None
-    task.interrupted.update(interrupted)
-    names = "; ".join(sorted(name_job(job.split("\n")) for job in interrupted))
+    for _ in range(MAX_STARTS):
+        try:
+            return start()
+        except BrokenProcessPool as error:
+            if stop := find_stop(error):
+                raise stop from None
+        if interrupted := take_jobs(shared.request):
+            return interrupted
+        log.warning(
+            "A worker without a job died, usually because memory ran out, and joblib ended the "
+            "others. The sweep starts new ones."
+        )
+    raise UserError(
+        f"{MAX_STARTS} workers without a job died one after the other, usually because memory ran "
+        f"out. Reduce hydra.launcher.n_jobs; {CONTINUING} from the last save."
+    )
+
+
+def _note_interrupted(task: SweepJob, jobs: set[str]) -> None:
+    """Make a task leave out the jobs that ended because a worker died."""
+    task.interrupted.update(jobs)
     log.warning(
-        "The system killed a worker, usually because memory ran out, and joblib ended the others. "
+        "A worker died, usually because memory ran out, and joblib ended the others. "
         "These jobs continue after the others, one at a time: %s.",
-        names,
+        "; ".join(sorted(name_job(job.split("\n")) for job in jobs)),
     )
 
 
 def _run_alone(
     driver: Any, words: list[str], settings: list[str], task: SweepJob, shared: Shared
 ) -> UserError | RunSummary | Stopped:
-    """Carry out a job in the only worker, and return how it ended."""
-    try:
-        (job,) = _make_launcher(driver, settings, task).launch([words], initial_job_idx=0)
-    except BrokenProcessPool as error:
-        if stop := find_stop(error):
-            raise stop from None
-        take_jobs(shared.request)
+    """Carry out a job in a new worker when no other is at work, and return how it ended."""
+    from joblib.externals.loky import get_reusable_executor
+
+    get_reusable_executor().shutdown()  # idle workers keep the memory of their last jobs
+    launcher = _make_launcher(driver, settings, task)
+    jobs = _start(lambda: launcher.launch([words], initial_job_idx=0), shared)
+    if isinstance(jobs, set):
         return UserError(
-            "the system killed its process, usually because memory ran out. Reduce "
-            f"trainer.micro_batch; {CONTINUING} from the last save."
+            "its process died, usually because memory ran out. Reduce trainer.micro_batch; "
+            f"{CONTINUING} from the last save."
         )
-    result: UserError | RunSummary | Stopped = job.return_value
+    result: UserError | RunSummary | Stopped = jobs[0].return_value
     return result
 
 
