@@ -252,3 +252,10 @@ def test_a_file_under_two_owners_is_told_in_every_set(
         target.write_bytes(content)
     assert data.load(root).digest != digest
     assert caplog.text.count("has the same content as") == 1
+
+
+def test_published_examples_without_owners_have_the_unit_example() -> None:
+    """`validate` stated an ε per patient of a data set that has none."""
+    info = DatasetInfo(train=4, test=1, input_shape=(1,), outputs=1)
+    assert (info.unit, replace(info, examples_per_patient=2).unit) == ("example", "patient")
+    assert replace(info, owners=4).unit == "patient"

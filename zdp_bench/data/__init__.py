@@ -248,11 +248,16 @@ class DatasetInfo:
     target_shape: tuple[int, ...] = ()
     target_dtype: torch.dtype = torch.int64
     examples_per_patient: int = 1
-    unit: str = "patient"
+    unit: str = EXAMPLE
     owners: int | None = None
     is_estimate: bool = False
     found: bool = True
     classes: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        has_owners = self.owners is not None or self.examples_per_patient > 1
+        if has_owners and self.unit == EXAMPLE:
+            object.__setattr__(self, "unit", "patient")
 
 
 class Dataset:
