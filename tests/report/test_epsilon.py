@@ -222,6 +222,10 @@ DRAWN = "--sample-rate 0.01 --steps 10 "
         (DRAWN + "--sigma 1 --examples 10 --examples-per-patient 30", "between 1 and 10"),
         ("--sigma 1 --steps 3", "are needed"),
         ("--sigma 1 --sample-rate 2 --steps 3", "must lie in (0, 1]"),
+        (
+            "--sigma 1 --steps 3 --sampling uniform --sample-rate 1e-4 --examples 1000",
+            "of 1,000 is a batch of 0",
+        ),
         ("--sigma 1 --sample-rate 0.1", "are needed"),
         ("--sigma 1 --batch-size 10 --steps 3", "needs --examples"),
         ("--sigma 1 --sampling full --sample-rate 0.5 --steps 3", "takes neither"),

@@ -432,6 +432,9 @@ def read_training(
             "--sample-rate (or --batch-size with --examples) and --steps (or --epochs) are needed."
         )
     require(0 < sample_rate <= 1, "--sample-rate", sample_rate, "must lie in (0, 1]")
+    if sampling == "uniform" and examples:
+        is_drawn = round(sample_rate * examples) >= 1
+        require(is_drawn, "--sample-rate", sample_rate, f"of {examples:,} is a batch of 0")
     if epochs is not None:
         few_steps = epochs / sample_rate <= MAX_COUNT
         require(few_steps, "--sample-rate", sample_rate, f"makes more than {MAX_COUNT:,} steps")
