@@ -28,6 +28,7 @@ from zdp_bench.nn.convolution import (
 from zdp_bench.nn.memory_format import MapLinear
 from zdp_bench.nn.normalisation import ComplexGroupNorm, ComplexInstanceNorm, ComplexLayerNorm
 from zdp_bench.nn.pooling import AdaptiveMagnitudeMaxPool2d, ComplexAvgPool2d, MagnitudeMaxPool2d
+from zdp_bench.nn.surgery import InstanceNorm1d
 from zdp_bench.nn.surgery import standardise_weights as standardise
 from zdp_bench.registry import names
 
@@ -361,6 +362,7 @@ LAYERS: list[Case] = [
         "ComplexLayerNorm", lambda: Seq(ComplexConv2d(4, 6, 3), ComplexLayerNorm(6)), (4, 6, 7)
     ),
     Case("InstanceNorm1d", lambda: nn.InstanceNorm1d(4, affine=True), (4, 9)),
+    Case("our InstanceNorm1d", lambda: InstanceNorm1d(4, affine=True), (4, 9)),
     Case("InstanceNorm3d", lambda: nn.InstanceNorm3d(4, affine=True), (4, 3, 4, 5)),
     Case("LayerNorm over two dimensions", lambda: nn.LayerNorm((5, 4)), (3, 5, 4)),
     Case("RMSNorm", lambda: Seq(nn.Linear(4, 6), nn.RMSNorm(6)), (5, 4)),
