@@ -27,6 +27,8 @@ from zdp_bench.records import Record
 from zdp_bench.registry import lookup
 
 IDENTITY = "logged_as"  # file in a run's folder that holds the run's name in trackers
+RETRYING = "The run goes on without it, and calls it again at its end."
+LACKING = "The tracker may lack a part of this run."
 
 log = logging.getLogger(__name__)
 
@@ -115,9 +117,11 @@ class Tracker:
         """Log the record and close the run. Warn if the run had finished before."""
         if self._logger and self._home:
             self._has_failed = False  # a server may be back
-            self._call(partial(self._logger.finish, record, self._home / "record.json"))
+            call = partial(self._logger.finish, record, self._home / "record.json")
+            self._call(call, LACKING)
             if self._has_failed:
-                self.close()
+                with suppress(Exception):  # the first error was a warning
+                    self._logger.close()
         elif self._logger:
             log.warning(
                 "logger=%s: this run was done before and is not logged again; force=true runs it "
@@ -127,14 +131,22 @@ class Tracker:
         self._logger = None
 
     def close(self) -> None:
-        """Close a run that has not finished."""
+        """Close a run that has not finished.
+
+        A logger that has failed is not called: a server that is down would delay the end of a
+        process that was asked to stop.
+        """
         if self._logger and self._home:
-            with suppress(Exception):  # the first error was a warning
-                self._logger.close()
+            self._call(self._logger.close, LACKING)
         self._logger = None
 
-    def _call(self, call: Callable[[], None]) -> None:
-        """Carry out a call after those that failed before it; until the end, only keep it."""
+    def _call(self, call: Callable[[], None], consequence: str = RETRYING) -> None:
+        """Carry out a call after those that failed before it; until the end, only keep it.
+
+        Args:
+            call: the call.
+            consequence: what follows from its error, for the warning. Default: `RETRYING`.
+        """
         self._calls.append(call)
         if self._has_failed:
             return
@@ -145,10 +157,11 @@ class Tracker:
         except Exception as error:
             self._has_failed = True
             log.warning(
-                "logger=%s: %s: %s. The run goes on without it, and calls it again at its end.",
+                "logger=%s: %s: %s. %s",
                 self._config.logger and self._config.logger.name,
                 type(error).__name__,
                 in_one_line(error),
+                consequence,
             )
 
 

@@ -310,10 +310,19 @@ class Client:
     """MLflow's client, as far as a run is logged to it."""
 
     def __init__(self) -> None:
-        self.logged: list[tuple[str, float]] = []
+        self.logged: list[Point] = []
+        self.answers = True
 
-    def log_batch(self, run: str, metrics: list[tuple[str, float, int, int]]) -> None:
-        self.logged += [(key, value) for key, value, _, _ in metrics]
+    def log_batch(self, run: str, metrics: list["Point"]) -> None:
+        self.logged += metrics
+        if not self.answers:
+            raise TimeoutError
+
+    def get_run(self, run: str) -> SimpleNamespace:
+        return SimpleNamespace(data=SimpleNamespace(metrics={p.key: p.value for p in self.logged}))
+
+    def get_metric_history(self, run: str, key: str) -> list["Point"]:
+        return [point for point in self.logged if point.key == key]
 
 
 class Point(NamedTuple):
@@ -325,15 +334,33 @@ class Point(NamedTuple):
     step: int
 
 
-def test_mlflow_gets_finite_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stored ∞ as 1.8e308, and NaN again at each resume."""
+@pytest.fixture
+def mlflow_logger(monkeypatch: pytest.MonkeyPatch) -> MlflowLogger:
+    """A logger that logs to `Client`."""
     module = ModuleType("mlflow")
     module.entities = SimpleNamespace(Metric=Point)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mlflow", module)
     logger = MlflowLogger()
-    client = logger._client = Client()
-    logger.log({"step": 3, "loss": math.nan, "epsilon_tight": math.inf, "accuracy": 0.5})
-    assert client.logged == [("accuracy", 0.5)]
+    logger._client = Client()
+    return logger
+
+
+def test_mlflow_gets_finite_numbers_alone(mlflow_logger: MlflowLogger) -> None:
+    """It stored ∞ as 1.8e308, and NaN again at each resume."""
+    mlflow_logger.log({"step": 3, "loss": math.nan, "epsilon_tight": math.inf, "accuracy": 0.5})
+    assert [point[:2] for point in mlflow_logger._client.logged] == [("accuracy", 0.5)]
+
+
+def test_mlflow_gets_metrics_once_whose_answer_was_lost(mlflow_logger: MlflowLogger) -> None:
+    """The call was repeated at the end of the run, and the step was there twice."""
+    client = mlflow_logger._client
+    client.answers = False
+    with pytest.raises(TimeoutError):
+        mlflow_logger.log({"step": 3, "accuracy": 0.5})
+    client.answers = True
+    for step in (3, 4):
+        mlflow_logger.log({"step": step, "accuracy": 0.5})
+    assert [point.step for point in client.logged] == [3, 4]
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -44,6 +44,7 @@ class MlflowLogger:
         self._client: Any = None
         self._run = ""
         self._logged: set[tuple[str, int]] = set()  # (metric, step)
+        self._is_unanswered = False  # the server may have the last metrics, or not
 
     def start(self, run: LoggedRun) -> None:
         """Open the MLflow run of this identity, and complete it.
@@ -113,12 +114,16 @@ class MlflowLogger:
 
     def _log_at(self, step: int, values: Mapping[str, float]) -> None:
         """Add the finite ones of these values that the MLflow run does not have."""
+        if self._is_unanswered:
+            self._logged = self._read_logged(self._client.get_run(self._run).data.metrics)
         now = int(1000 * time.time())
         points = []
         for key, value in values.items():
             if (key, step) not in self._logged and math.isfinite(value):
                 points.append(self._mlflow.entities.Metric(key, value, now, step))
+        self._is_unanswered = True
         self._client.log_batch(self._run, metrics=points)
+        self._is_unanswered = False
         self._logged.update((point.key, step) for point in points)
 
     def finish(self, record: Record, path: Path) -> None:

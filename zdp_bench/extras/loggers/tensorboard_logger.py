@@ -13,6 +13,9 @@ from zdp_bench.training.loggers import LoggedRun
 class TensorboardLogger:
     """Logs to TensorBoard; `tensorboard --logdir results/tensorboard` shows the runs.
 
+    After an error, such as a full disk, TensorBoard writes nothing more of this process, and a
+    resumed run does not repeat the evaluations before it; the record has all.
+
     Args:
         folder: the folder of the event files. Default: `tensorboard` in the results folder.
     """
