@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from omegaconf import MISSING, OmegaConf
 
 from zdp_bench import assets
 from zdp_bench.config.schema import COMMON_KEYS, GROUPS, PLUGIN_KINDS
+from zdp_bench.disk import expand_home
 from zdp_bench.registry import FOREIGN, HOMES, installed, lookup, names
 
 # Group with files outside `conf` -> the section of a configuration that its files set.
@@ -162,7 +162,7 @@ def choose(key: Any, options: dict[Any, Any]) -> Any:
 
 OmegaConf.register_new_resolver("choose", choose, replace=True)
 # Hydra's own folders in `conf`, whose ~ is the home folder, as in `Run.results`.
-OmegaConf.register_new_resolver("home", lambda path: os.path.expanduser(str(path)), replace=True)
+OmegaConf.register_new_resolver("home", lambda path: str(expand_home(str(path))), replace=True)
 
 
 def group_options(group: str) -> list[str]:

@@ -23,7 +23,8 @@ def computes_as(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
     base = next((base for base in kind.__mro__ if base in types), None)
     if base is None or not is_unchanged(module):
         return False
-    if vars(module).keys() & set(TENSORS):  # older weight norm and pruning compute the weight
+    # Older weight norm and pruning compute a weight, which is then no parameter.
+    if any(vars(module).get(name) is not None for name in TENSORS):
         return False
     for name in METHODS + TENSORS:
         if getattr_static(kind, name, None) is not getattr_static(base, name, None):
