@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from inspect import getattr_static
+from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -43,13 +45,17 @@ def is_unchanged(module: nn.Module) -> bool:
 
 def foreign_hooks(hooks: dict[Any, Any]) -> list[Any]:
     """Return the hooks that are not this package's own."""
-    foreign = []
-    for hook in hooks.values():
-        function = getattr(hook, "func", hook)  # unwraps a `functools.partial`
-        if not _is_of_package(function):
-            foreign.append(hook)
-    return foreign
+    return [hook for hook in hooks.values() if not _is_of_package(hook)]
 
 
 def _is_of_package(function: Any) -> bool:
-    return str(function.__module__).startswith("zdp_bench.")
+    """Return True if the code that a call runs is this package's own."""
+    while isinstance(function, partial):
+        function = function.func
+    function = getattr(function, "__func__", function)  # of a bound method
+    if isinstance(function, FunctionType):
+        # Not `__module__`, which `functools.wraps` copies from the function that it wraps.
+        module = str(function.__globals__.get("__name__"))
+    else:
+        module = type(function).__module__
+    return module.startswith("zdp_bench.")
