@@ -3,6 +3,7 @@
 Processes that a command starts end with it, however it ends, and begin nothing more.
 """
 
+import errno
 import json
 import os
 import pickle
@@ -19,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hydra.core.config_store import ConfigStore
@@ -26,10 +28,19 @@ from hydra.core.singleton import Singleton
 from omegaconf import OmegaConf
 
 from tests.test_records import record
+from tests.training.test_interrupts import files_of_at_most
 from zdp_bench import assets, records
 from zdp_bench.config.compose import hydra_session
 from zdp_bench.errors import Busy, UserError
-from zdp_bench.experiments.sweep import Job, RunSummary, launch, name_job, show_sweep, sweep
+from zdp_bench.experiments.sweep import (
+    Job,
+    RunSummary,
+    Shared,
+    launch,
+    name_job,
+    show_sweep,
+    sweep,
+)
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.run_folder import Outcome, only_one_process
 
@@ -195,7 +206,85 @@ def test_a_worker_that_is_killed_loses_no_other_job(
     assert {seed: times.count(seed) for seed in "12345"} == {"1": 1, "2": 2, "3": 2, "4": 2, "5": 1}
     assert times[-4:] == ["alone", "2", "alone", "3"]
     (warning,) = [line for line in caplog.messages if "worker died" in line]
-    assert warning.endswith("These jobs continue after the others, one at a time: seed=2; seed=3.")
+    assert warning.endswith("Their jobs continue after all others, one at a time.")
+    (names,) = [line for line in caplog.messages if "workers that died" in line]
+    assert names.endswith("continue, one at a time: seed=2; seed=3.")
+
+
+def carry_out_with_a_death(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *launches: Callable[..., Any]
+) -> list[Job]:
+    """Carry out two jobs, whose second is killed and then launched alone by these functions."""
+    core = pytest.importorskip("hydra_plugins.hydra_joblib_launcher._core")
+
+    def carry_out_job(config: Any, *_: object, **__: object) -> Outcome:
+        if config.seed == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        made = record(seed=config.seed)
+        path = folder / made["run"] / "record.json"
+        return Outcome(records.Record.of(made), path, was_recorded=False)
+
+    starts = [launch_in_forks, launch_in_forks, *launches]
+    monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", carry_out_job)
+    monkeypatch.setattr(core, "launch", lambda *args, **named: starts.pop(0)(*args, **named))
+    jobs = carry_out(folder / "results", "launcher=joblib", "seed=1,2")
+    assert starts == []
+    return jobs
+
+
+@pytest.mark.parametrize(
+    ("errors", "says"),
+    [
+        ([BrokenProcessPool()] * 5, "5 workers without a job died one after the other"),
+        ([OSError(errno.ENOMEM, "Cannot allocate memory")], "out of memory"),
+    ],
+    ids=["workers", "memory"],
+)
+def test_a_job_whose_worker_does_not_start_again_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errors: list[Exception], says: str
+) -> None:
+    """The sweep ended with this error, and the other jobs were not reported."""
+    launches = [Mock(side_effect=error) for error in errors]
+    jobs = carry_out_with_a_death(tmp_path, monkeypatch, *launches)
+    assert isinstance(jobs[0].result, RunSummary)
+    assert isinstance(jobs[1].result, str)
+    assert says in jobs[1].result
+
+
+def test_a_stop_that_an_error_covers_is_no_failure_of_a_job_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        try:
+            raise Stopped(signal.SIGTERM)
+        finally:
+            raise UserError("in a clean-up")
+
+    with pytest.raises(Stopped):
+        carry_out_with_a_death(tmp_path, monkeypatch, stop)
+
+
+def test_a_full_temporary_folder_fails_no_job_of_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job failed if its worker could not write its name or how it ended."""
+    core = pytest.importorskip("hydra_plugins.hydra_joblib_launcher._core")
+    made = record(seed=1)
+    path = tmp_path / made["run"] / "record.json"
+    outcome = Outcome(records.Record.of(made), path, was_recorded=False)
+    monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", lambda *_, **__: outcome)
+
+    def launch_on_a_full_disk(*args: Any, **named: Any) -> list[Any]:
+        with files_of_at_most(0):
+            return launch_in_forks(*args, **named)
+
+    monkeypatch.setattr(core, "launch", launch_on_a_full_disk)
+    jobs = carry_out(tmp_path / "results", "launcher=joblib", "seed=1,2")
+    assert [type(job.result) for job in jobs] == [RunSummary, RunSummary]
+    shared = Shared(tmp_path / "shared")
+    with files_of_at_most(0):
+        shared.write_result("a1b2", UserError("not to be had."))
+    assert shared.read_result("a1b2") is None
 
 
 @pytest.mark.parametrize("deaths", [2, 5])

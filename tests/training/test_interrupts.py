@@ -35,7 +35,13 @@ from zdp_bench import cli, records
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.errors import UserError
 from zdp_bench.training import batches, setup
-from zdp_bench.training.interrupts import CONTINUING, Stopped, stop_on_request, stop_workers_first
+from zdp_bench.training.interrupts import (
+    CONTINUING,
+    Stopped,
+    stop_on_request,
+    stop_workers_first,
+    take_jobs,
+)
 from zdp_bench.training.run import Outcome, execute
 
 
@@ -275,25 +281,30 @@ def test_a_thread_that_receives_no_signals_may_start_workers(tmp_path: Path) -> 
         pool.submit(run_workers, tmp_path / "stop").result()
 
 
+@pytest.fixture
+def keeps_handlers() -> Iterator[None]:
+    """Set the handlers of both signals again at the end, because a worker keeps its own."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("keeps_handlers")
 @pytest.mark.parametrize("reason", ["request", "orphan"])
 def test_a_worker_begins_no_job_after_a_request_or_without_its_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     """A worker whose parent was killed went on with the jobs that joblib had queued."""
     monkeypatch.setattr("zdp_bench.training.interrupts._watch", Mock())
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     request = tmp_path / "stop"
     parent = os.getppid()
     if reason == "request":
         request.touch()
     else:
         parent += 1
-    try:
-        with pytest.raises(Stopped), stop_on_request(request, parent):
-            raise AssertionError
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with pytest.raises(Stopped), stop_on_request(request, parent, "a"):
+        raise AssertionError
     assert [path for path in tmp_path.iterdir() if path != request] == []
 
 
@@ -306,6 +317,23 @@ def files_of_at_most(count: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("keeps_handlers")
+def test_a_worker_on_a_full_disk_still_names_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job failed, because its name was written into the file."""
+    monkeypatch.setattr("zdp_bench.training.interrupts._watch", Mock())
+    request = tmp_path / "stop"
+    with files_of_at_most(0), stop_on_request(request, os.getppid(), "a1b2"):
+        request.touch()
+        (job_file,) = (path for path in tmp_path.iterdir() if path != request)
+        killed = tmp_path / "killed" / job_file.name  # what a killed worker leaves behind
+        killed.parent.mkdir()
+        killed.touch()
+    assert take_jobs(killed.parent / "stop") == {"a1b2"}
+    assert take_jobs(killed.parent / "stop") == set()
 
 
 @pytest.mark.parametrize("count", [1000, 4000], ids=["ledger.jsonl", "checkpoint"])

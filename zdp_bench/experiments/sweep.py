@@ -61,6 +61,11 @@ def name_job(overrides: Sequence[str]) -> str:
     return " ".join(word for word in overrides if not word.startswith(UNNAMED))
 
 
+def digest_job(overrides: Sequence[str]) -> str:
+    """Return a job's digest, which names its files in the folder of a sweep."""
+    return sha256(os.fsencode("\n".join(overrides))).hexdigest()
+
+
 @dataclass(frozen=True)
 class RunSummary:
     """The summary of a finished run, which a worker process returns.
@@ -95,9 +100,24 @@ class Interrupted(UserError):  # noqa: N818 - a state of a job, not a fault
     """A job ended with its worker, and is to run again when no other worker is at work."""
 
 
+class WorkersDied(Exception):  # noqa: N818 - a state of a sweep, which goes on
+    """A worker that had a job died, and joblib ended the others.
+
+    Attributes:
+        jobs: digests of the jobs that ended with them.
+    """
+
+    def __init__(self, jobs: set[str]) -> None:
+        super().__init__(jobs)
+        self.jobs = jobs
+
+
 @dataclass(frozen=True)
 class Shared:
-    """The folder that a sweep shares with its workers on this machine."""
+    """The folder that a sweep shares with its workers on this machine.
+
+    A job is named by its digest; see `digest_job`.
+    """
 
     folder: Path
 
@@ -117,15 +137,19 @@ class Shared:
         return RunSummary(**result | {"home": Path(result["home"])})
 
     def write_result(self, job: str, result: UserError | RunSummary) -> None:
-        """Keep how a job ended, because joblib forgets all results if one worker is killed."""
+        """Keep how a job ended, because joblib forgets all results if one worker is killed.
+
+        If it cannot be kept, because the disk is full for example, the job is merely repeated.
+        """
         if isinstance(result, UserError):
             kept = {"error": str(result)}
         else:
             kept = asdict(result) | {"home": str(result.home)}
-        records.write_text(self._path_of(job), json.dumps(kept))
+        with suppress(OSError):
+            records.write_text(self._path_of(job), json.dumps(kept))
 
     def _path_of(self, job: str) -> Path:
-        return self.folder / "results" / sha256(os.fsencode(job)).hexdigest()
+        return self.folder / "results" / job
 
 
 class SweepJob:
@@ -155,7 +179,7 @@ class SweepJob:
         self.wait = wait
         self.show = show
         self.shared = shared
-        self.interrupted: set[str] = set()  # jobs that a worker does not carry out
+        self.interrupted: set[str] = set()  # digests of jobs that a worker does not carry out
         self._starter = os.getpid()
 
     def __call__(self, config: DictConfig) -> UserError | RunSummary | Stopped:
@@ -167,7 +191,7 @@ class SweepJob:
         is_worker = os.getpid() != self._starter and "joblib" in launcher
         if not (is_worker and self.shared):
             return self._carry_out(config, overrides, launcher)
-        job = "\n".join(overrides)
+        job = digest_job(overrides)
         if ended := self.shared.read_result(job):
             return ended
         if job in self.interrupted:
@@ -186,7 +210,7 @@ class SweepJob:
     ) -> UserError | RunSummary | Stopped:
         try:
             name = name_job(overrides) if self.sweep else ""
-            job = "\n".join(overrides)
+            job = digest_job(overrides)
             with stop_on_request(request, self._starter, job) if request else nullcontext():
                 outcome = carry_out(config, overrides, wait=self.wait, show=self.show, name=name)
             headline, privacy = outcome.record.headline, outcome.record.privacy
@@ -308,41 +332,54 @@ def _carry_out_all(
     """
     with _share_folder() as shared:
         task = SweepJob(sweep=True, wait=False, show=show, shared=shared)
-        try:
-            while isinstance(jobs := _start(lambda: start(task), shared), set):
-                _note_interrupted(task, jobs)
-        except Exception as error:  # not of a job, whose exceptions are returned
-            if isinstance(error, OSError) or not is_raised_in(error, "joblib", "submitit"):
-                raise
-            raise UserError(
-                f"'{' '.join(settings)}' cannot be carried out: {in_one_line(error)}."
-            ) from None
+        jobs = None
+        while jobs is None:
+            try:
+                jobs = _start(lambda: start(task), settings, shared)
+            except WorkersDied as death:
+                task.interrupted.update(death.jobs)
+                log.warning(
+                    "A worker died, usually because memory ran out, and joblib ended the others. "
+                    "Their jobs continue after all others, one at a time."
+                )
         _raise_stop(jobs)
         task.interrupted.clear()
-        for job in jobs:
-            if isinstance(job.return_value, Interrupted):
-                job.return_value = _run_alone(driver, list(job.overrides), settings, task, shared)
+        interrupted = [job for job in jobs if isinstance(job.return_value, Interrupted)]
+        if interrupted:
+            names = "; ".join(name_job(job.overrides) for job in interrupted)
+            log.warning("These jobs of workers that died continue, one at a time: %s.", names)
+        for job in interrupted:
+            job.return_value = _run_alone(driver, list(job.overrides), settings, task, shared)
         _raise_stop(jobs)
     return _finish(driver, jobs, show)
 
 
-def _start(start: Callable[[], Sequence[Any]], shared: Shared) -> Sequence[Any] | set[str]:
+def _start(
+    start: Callable[[], Sequence[Any]], settings: list[str], shared: Shared
+) -> Sequence[Any]:
     """Start jobs, again if a worker dies that had none: it was starting, or its job had ended.
 
     Returns:
-        How each job ended, or the jobs that ended because a worker died.
+        How each job ended.
 
     Raises:
-        UserError: too many workers without a job died.
+        WorkersDied: jobs ended because a worker died.
+        UserError: too many workers without a job died, or the launcher failed.
     """
     for _ in range(MAX_STARTS):
         try:
             return start()
-        except BrokenProcessPool as error:
+        except Exception as error:  # not of a job, whose exceptions are returned
             if stop := find_stop(error):
                 raise stop from None
-        if interrupted := take_jobs(shared.request):
-            return interrupted
+            if not isinstance(error, BrokenProcessPool):
+                if isinstance(error, OSError) or not is_raised_in(error, "joblib", "submitit"):
+                    raise
+                raise UserError(
+                    f"'{' '.join(settings)}' cannot be carried out: {in_one_line(error)}."
+                ) from None
+        if jobs := take_jobs(shared.request):
+            raise WorkersDied(jobs)
         log.warning(
             "A worker without a job died, usually because memory ran out, and joblib ended the "
             "others. The sweep starts new ones."
@@ -353,32 +390,36 @@ def _start(start: Callable[[], Sequence[Any]], shared: Shared) -> Sequence[Any] 
     )
 
 
-def _note_interrupted(task: SweepJob, jobs: set[str]) -> None:
-    """Make a task leave out the jobs that ended because a worker died."""
-    task.interrupted.update(jobs)
-    log.warning(
-        "A worker died, usually because memory ran out, and joblib ended the others. "
-        "These jobs continue after the others, one at a time: %s.",
-        "; ".join(sorted(name_job(job.split("\n")) for job in jobs)),
-    )
-
-
 def _run_alone(
     driver: Any, words: list[str], settings: list[str], task: SweepJob, shared: Shared
 ) -> UserError | RunSummary | Stopped:
-    """Carry out a job in a new worker when no other is at work, and return how it ended."""
+    """Carry out a job in a new worker when no other is at work, and return how it ended.
+
+    What ends its worker or keeps it from starting fails this job only.
+    """
     from joblib.externals.loky import get_reusable_executor
 
-    get_reusable_executor().shutdown()  # idle workers keep the memory of their last jobs
-    launcher = _make_launcher(driver, settings, task)
-    jobs = _start(lambda: launcher.launch([words], initial_job_idx=0), shared)
-    if isinstance(jobs, set):
+    def start() -> Sequence[Any]:
+        get_reusable_executor().shutdown()  # idle workers keep the memory of their last jobs
+        launched: Sequence[Any] = _make_launcher(driver, settings, task).launch(
+            [words], initial_job_idx=0
+        )
+        return launched
+
+    try:
+        result: UserError | RunSummary | Stopped = _start(start, settings, shared)[0].return_value
+        return result
+    except WorkersDied:
         return UserError(
             "its process died, usually because memory ran out. Reduce trainer.micro_batch; "
             f"{CONTINUING} from the last save."
         )
-    result: UserError | RunSummary | Stopped = jobs[0].return_value
-    return result
+    except Exception as error:
+        if isinstance(error, UserError):
+            return error
+        if sentence := explain(error):
+            return sentence
+        raise
 
 
 def _raise_stop(jobs: Iterable[Any]) -> None:

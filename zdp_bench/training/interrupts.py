@@ -169,13 +169,13 @@ def take_jobs(request: Path) -> set[str]:
     """Return the jobs of workers that were killed, and delete their files."""
     jobs = set()
     for path in _list_jobs(request):
-        jobs.add(os.fsdecode(path.read_bytes()))
+        jobs.add(path.name.partition(".")[0])
         path.unlink()
-    return jobs - {""}  # killed before it named its job
+    return jobs
 
 
 @contextmanager
-def stop_on_request(request: Path, parent: int, job: str = "") -> Iterator[None]:
+def stop_on_request(request: Path, parent: int, job: str) -> Iterator[None]:
     """Let a request raise `Stopped` in the job of this worker, as SIGTERM and Ctrl-C do.
 
     A signal that arrives between two jobs is ignored: the next job finds the request. Without the
@@ -185,7 +185,8 @@ def stop_on_request(request: Path, parent: int, job: str = "") -> Iterator[None]
         request: file whose creation asks the worker to stop. A file beside it shows that this
             worker has a job.
         parent: process that started the worker. Its end is a request too.
-        job: the job, which the file beside `request` names. Default: no name.
+        job: the job's digest. It begins the name of the file beside `request`, which is empty, so
+            that it can also be created on a full disk.
     """
     has_job = True
 
@@ -199,8 +200,7 @@ def stop_on_request(request: Path, parent: int, job: str = "") -> Iterator[None]
         signal.signal(number, stop)
     _watch(request, parent)
     try:
-        with tempfile.NamedTemporaryFile(dir=request.parent, buffering=0) as job_file:
-            job_file.write(os.fsencode(job))
+        with tempfile.NamedTemporaryFile(dir=request.parent, prefix=f"{job}."):
             if request.exists() or os.getppid() != parent:
                 raise Stopped(signal.SIGTERM)
             yield
