@@ -28,7 +28,7 @@ from tests.test_records import record, save
 from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS, GROUPS
 from zdp_bench.cli.parser import build_parser, parse_arguments
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, print_message
 from zdp_bench.training.interrupts import Stopped, explain
 
 TINY = ["trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]", "threads=1"]
@@ -484,6 +484,25 @@ def test_every_message_to_standard_error_goes_through_one_function() -> None:
     sources = (ROOT / "zdp_bench").rglob("*.py")
     printing = [path.name for path in sources if "file=sys.stderr" in path.read_text("utf-8")]
     assert printing == ["errors.py"]
+
+
+class WithoutFile(io.StringIO):
+    """A stream as of a notebook, whose disk is full."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_message_that_cannot_be_printed_is_lost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for stream in (closed, WithoutFile(), None):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", stream)
+            print_message("is lost")
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("words", [["run", "recipe=quickstart"], ["results"], ["list", "recipes"]])

@@ -141,6 +141,36 @@ def test_a_package_with_a_name_of_ours_is_skipped_by_every_command(tmp_path: Pat
     assert "model 'real_mlp' is already registered by zdp_bench." in done.stderr
 
 
+BROKEN = """
+import zdp_pack.good, zdp_pack.partial
+"""
+GOOD = """
+from zdp_bench.registry import register
+register("model", "of_a_good_one")(lambda shape, outputs: None)
+"""
+PARTIAL = GOOD.replace("of_a_good_one", "of_a_failed_one") + "1 / 0"
+NAMES = """
+from zdp_bench import registry
+print([name for name in registry.names("model") if name.startswith("of_")])
+"""
+
+
+def test_a_broken_plug_in_takes_no_other_of_its_package_with_it(tmp_path: Path) -> None:
+    """What a good module registered was deleted, because a broken one had imported it first."""
+    sources = {"__init__": "", "broken": BROKEN, "good": GOOD, "partial": PARTIAL}
+    install(tmp_path, "", "zdp_pack").unlink()
+    (tmp_path / "zdp_pack").mkdir()
+    for module, source in sources.items():
+        (tmp_path / "zdp_pack" / f"{module}.py").write_text(source)
+    entries = [f"{module} = zdp_pack.{module}" for module in ("broken", "good", "partial")]
+    listing = tmp_path / "zdp_pack-0.1.0.dist-info" / "entry_points.txt"
+    listing.write_text("\n".join(["[zdp_bench.plugins]", *entries, ""]))
+    done = python("-c", NAMES, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
+    assert done.stdout == "['of_a_good_one']\n"
+    for module in ("broken", "partial"):
+        assert f"'{module}' (zdp_pack.{module}) is skipped" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("kind", "name"), [("dataset", "folder"), ("optimizer", "sgd"), ("scheduler", "step_lr")]
 )

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TextIO
 
@@ -65,18 +65,23 @@ class UserError(Exception):
 def print_message(sentence: str) -> None:
     """Print a sentence to standard error.
 
-    If its disk is full or its reader has ended, this and all that follows is lost, but raises no
-    error, so that the process still ends with its exit code.
+    If there is none, it is closed, its disk is full or its reader has ended, this and all that
+    follows is lost, but raises no error, so that the process still ends with its exit code.
     """
+    if sys.stderr is None:  # for which `print` would take standard output
+        return
     try:
         print(f"zdp-bench: {sentence}", file=sys.stderr, flush=True)
-    except OSError:
+    except (OSError, ValueError):
         discard(sys.stderr)
 
 
 def discard(stream: TextIO) -> None:
     """Discard buffered output, which Python would otherwise try to write again when it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    # A closed stream, or one without a file, as in a notebook, has nothing that is written again.
+    with suppress(OSError, ValueError, AttributeError):
+        descriptor = stream.fileno()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import logging
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -169,20 +170,31 @@ def _load_ours(kind: str) -> None:
 def _load_others() -> None:
     """Import the modules of other packages, and undo what those that raise an error registered.
 
-    A module may import that of another package, which is loaded only once: what it registers stays.
+    A module may import that of another entry point, which is loaded only once: what that registers
+    stays.
     """
-    packages = {point.module.partition(".")[0] for point in installed()} | {"zdp_bench"}
     for point in installed():
-        others = packages - {point.module.partition(".")[0]}
         registered = {kind: {*builders} for kind, builders in _builders.items()}
         try:
             point.load()
         except Exception as error:
             for kind, builders in _builders.items():
                 for name in builders.keys() - registered[kind]:
-                    if _top_package(builders[name]) not in others:
+                    if not _is_of_another(builders[name], point.module):
                         del builders[name]
             log.warning("plug-in '%s' (%s) is skipped: %r", point.name, point.module, error)
+
+
+def _is_of_another(builder: Callable[..., Any], failed: str) -> bool:
+    """Return True if a builder is of another plug-in than the module whose import failed."""
+    module, package = builder.__module__, _top_package(builder)
+    if module not in sys.modules:  # its import failed too
+        return False
+    if package != failed.partition(".")[0]:
+        packages = {point.module.partition(".")[0] for point in installed()} | {"zdp_bench"}
+        return package in packages
+    homes = [point.module for point in installed() if f"{module}.".startswith(f"{point.module}.")]
+    return bool(homes) and max(homes, key=len) != failed
 
 
 def names(kind: str) -> list[str]:

@@ -146,7 +146,7 @@ def test_what_is_quoted_stays_on_one_line_and_is_cut() -> None:
 
 # (a word, the same word as it is read: with what is text in quotes)
 TEXTS = [
-    ("name=choice(1,2)", "name=choice(1,2)"),
+    *((word, word) for word in ("name=choice(1,2)", "name=choice( 7 ,7)", "name=choice('1_0',10)")),
     *(
         ("name=2024_11", 'name="2024_11"'),
         ("notes=1.50", 'notes="1.50"'),
@@ -177,7 +177,13 @@ def test_texts_keep_the_words_as_typed(typed: str, read: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["name=choice(1e3,2)", "tags=[1e3],[2_0]", "name='a,b',1e3", "name=choice(a,True)"]
+    "word",
+    [
+        *("name=choice(1e3,2)", "tags=[1e3],[2_0]", "name='a,b',1e3", "name=choice(a,True)"),
+        # of which another part is written as the number that 1_0 would be read as
+        *("name=choice(1_0,10)", "tags=[10,a],[1_0,b]", "name=choice('a, 10',1_0)"),
+        *("name=choice(a 10 b,1_0)", r"name=choice(a\,10,1_0)", r"name=choice('\', 10',1_0)"),
+    ],
 )
 def test_a_text_that_would_change_is_refused(word: str) -> None:
     """1e3 was 1000.0, and 2_0 was 20."""

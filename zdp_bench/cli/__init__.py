@@ -60,7 +60,7 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     code = _flush_output(code)
     try:
         sys.stderr.flush()  # what a warning could not write would change the exit code
-    except OSError:
+    except (OSError, ValueError):
         discard(sys.stderr)
     if words is None:  # the process only has to end, which Ctrl-C must not interrupt
         signal.signal(signal.SIGINT, signal.SIG_IGN)

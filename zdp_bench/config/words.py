@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -46,6 +47,7 @@ KEYS = {*GROUPS, *SECTIONS, *(field.name for field in fields(Scalars))} - {"path
 RESOLVERS = "oc.select or choose"
 REFERENCE = re.compile(r"\$\{(?:choose:|(?:oc\.select:)?(\w+)[\w.]*[,}])")
 RECIPE = re.compile(r""""[^"]*"|'[^']*'|[^,]+""")  # one of several values, in quotes or without
+QUOTED = re.compile(r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\\.""")  # read as text
 NOT_NAMES = {"nan", "inf", "true", "false", "null"}  # Hydra reads these as values
 CHOICES = ("recipe", "launcher", *GROUPS)  # groups of which a run chooses one name
 # group -> how to combine several plug-ins of it, for errors
@@ -94,9 +96,13 @@ def _quote_texts(word: str) -> str:
     if (is_plain and quoted == texts) or not _takes_text(str(override.key_or_group)):
         return word
     if not is_plain:
-        tokens = re.split(r"[\s,()\[\]]+", typed)
-        for number in _numbers_in(values):
-            if isinstance(number, bool) or str(number) not in tokens:
+        # Each token serves one number: of 1_0,10, both are read as 10, but only one is written so.
+        unquoted = QUOTED.sub("''", typed)
+        tokens = Counter(token.strip() for token in re.split(r"[,()\[\]]", unquoted))
+        numbers = list(_numbers_in(values))
+        rewritten = Counter(map(str, numbers)) - tokens
+        for number in numbers:
+            if isinstance(number, bool) or str(number) in rewritten:
                 raise UserError(
                     f"{word}: is a text, of which a part would be read as {number}; put each of "
                     "its values in quotes."

@@ -60,7 +60,8 @@ across machines, not times. 'Agrees to' is the deviation from the first side tha
 Peak memory is the most that a step holds at once, measured in its own process."""
 ABOUT_STARTUP = """Times are processor times of a command and the processes that it starts, the best
 of alternating rounds. The baseline is `import torch`. Compare ratios across machines, not times."""
-# What rows of an earlier date were measured with, until they are measured again.
+# What rows of an earlier date were measured with, until they are measured again. It is
+# the day after the change: the committed rows of the day itself were measured before it.
 CHANGED = "2026-11-30"
 FORMER_MEMORY = f"""Before {CHANGED}, peak memory on a GPU was measured in the process of the
 timing, and includes what that process held."""

