@@ -262,6 +262,41 @@ def test_mlflow_has_each_step_once_and_all_parameters(
     assert [step for step, _ in read_losses()] == [10, 20, 30, 40]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_continues_one_of_several_runs_of_an_identity(tmp_path: Path) -> None:
+    """The oldest got the metrics and lacked the parameters of a newer one, which stayed open."""
+    mlflow = pytest.importorskip("mlflow")
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    MlflowLogger().start(describe(tmp_path))
+    experiment = client.get_experiment_by_name("zdp-bench").experiment_id
+    (first,) = client.search_runs([experiment])
+    begun = first.info.start_time
+    tags = {"zdp_bench.run": "a-1"}
+    ids = {"complete": first.info.run_id}
+    delays = {"oldest": -1000, "middle": 1000, "chosen": 2000, "ahead": 3000}
+    for name, delay in delays.items():
+        created = client.create_run(experiment, start_time=begun + delay, tags=tags)
+        ids[name] = created.info.run_id
+        client.log_param(ids[name], "model.0", 0)
+    client.log_metric(ids["oldest"], "loss", 0.5, step=10)
+    client.log_metric(ids["ahead"], "loss", 0.5, step=20)
+
+    logger = MlflowLogger()
+    logger.start(describe(tmp_path, evaluate(10, 0.5)))
+    logger.log(evaluate(20, 0.4))
+
+    tracked_runs = {name: client.get_run(run_id) for name, run_id in ids.items()}
+    chosen = tracked_runs.pop("chosen")
+    assert chosen.info.status == "RUNNING"
+    assert chosen.data.tags["zdp_bench.run"] == "a-1"
+    assert len(chosen.data.params) == 150
+    losses = client.get_metric_history(ids["chosen"], "loss")
+    assert [(point.step, point.value) for point in losses] == [(10, 0.5), (20, 0.4)]
+    for name, tracked in tracked_runs.items():
+        assert tracked.info.status == "KILLED", name
+        assert tracked.data.tags["zdp_bench.run"] == "a-1 (replaced)", name
+
+
 def test_mlflow_without_its_server_is_given_up_in_seconds(tmp_path: Path) -> None:
     """It kept a run waiting for four minutes."""
     pytest.importorskip("mlflow")

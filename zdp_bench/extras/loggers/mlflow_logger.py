@@ -50,7 +50,8 @@ class MlflowLogger:
         """Open the MLflow run of this identity, and complete it.
 
         If it has evaluations of later steps than this run, which a killed process logged, it is
-        marked as replaced, and a new one begins: MLflow cannot delete them.
+        marked as replaced, and a new one begins: MLflow cannot delete them. If there are several,
+        as after a request that was repeated, the newest one without later steps is continued.
         """
         run.results.mkdir(parents=True, exist_ok=True)
         uri = self._uri or f"sqlite:///{run.results.absolute()}/mlflow.db"
@@ -61,19 +62,23 @@ class MlflowLogger:
         earlier_runs = self._client.search_runs(
             [experiment], filter_string=f"tags.`{IDENTITY}` = '{run.identity}'"
         )
-        known_parameters = dict[str, str]()
-        self._run = ""
-        for earlier_run in earlier_runs:
-            self._run = earlier_run.info.run_id
-            self._logged = self._read_logged(earlier_run.data.metrics)
-            if any(step > run.steps_done for _, step in self._logged):
-                self._client.set_tag(self._run, IDENTITY, f"{run.identity} (replaced)")
-                self._client.set_terminated(self._run, "KILLED")
-                self._run = ""
+        continued: Any = None  # the MLflow run that this run continues
+        for earlier_run in earlier_runs:  # the newest first
+            earlier_id = earlier_run.info.run_id
+            logged = self._read_logged(earlier_id, earlier_run.data.metrics)
+            has_later_steps = any(step > run.steps_done for _, step in logged)
+            if continued or has_later_steps:
+                self._client.set_tag(earlier_id, IDENTITY, f"{run.identity} (replaced)")
+                self._client.set_terminated(earlier_id, "KILLED")
             else:
-                known_parameters = earlier_run.data.params
-                self._client.update_run(self._run, status="RUNNING")
-        if not self._run:
+                continued = earlier_run
+                self._logged = logged
+        known_parameters = dict[str, str]()
+        if continued:
+            self._run = continued.info.run_id
+            known_parameters = continued.data.params
+            self._client.update_run(self._run, status="RUNNING")
+        else:
             self._logged = set()
             self._run = self._create_run(experiment, run)
         parameters = []
@@ -93,9 +98,9 @@ class MlflowLogger:
         created = self._client.create_run(experiment, run_name=run.title, tags=tags)
         return str(created.info.run_id)
 
-    def _read_logged(self, metrics: Iterable[str]) -> set[tuple[str, int]]:
-        """Return the steps of the MLflow run's metrics."""
-        histories = [self._client.get_metric_history(self._run, name) for name in metrics]
+    def _read_logged(self, run_id: str, metrics: Iterable[str]) -> set[tuple[str, int]]:
+        """Return the steps of an MLflow run's metrics."""
+        histories = [self._client.get_metric_history(run_id, name) for name in metrics]
         return {(point.key, point.step) for point in chain.from_iterable(histories)}
 
     def _find_experiment(self, results: Path) -> str:
@@ -115,7 +120,8 @@ class MlflowLogger:
     def _log_at(self, step: int, values: Mapping[str, float]) -> None:
         """Add the finite ones of these values that the MLflow run does not have."""
         if self._is_unanswered:
-            self._logged = self._read_logged(self._client.get_run(self._run).data.metrics)
+            metrics = self._client.get_run(self._run).data.metrics
+            self._logged = self._read_logged(self._run, metrics)
         now = int(1000 * time.time())
         points = []
         for key, value in values.items():
