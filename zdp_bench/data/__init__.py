@@ -130,6 +130,12 @@ class Part:
 EXAMPLE = "example"  # the unit of data sets that do not state owners
 
 
+def _choose_unit(unit: str, has_groups: bool, examples_per_patient: int) -> str:
+    """Return the unit, which is "patient" if a data set with owners does not state another."""
+    has_owners = has_groups or examples_per_patient > 1
+    return "patient" if has_owners and unit == EXAMPLE else unit
+
+
 @dataclass(frozen=True)
 class Splits:
     """A data set ready to train on.
@@ -192,9 +198,9 @@ class Splits:
     title: str = ""
 
     def __post_init__(self) -> None:
-        has_owners = self.train.groups is not None or self.examples_per_patient > 1
-        if has_owners and self.unit == EXAMPLE:
-            object.__setattr__(self, "unit", "patient")
+        has_groups = self.train.groups is not None
+        unit = _choose_unit(self.unit, has_groups, self.examples_per_patient)
+        object.__setattr__(self, "unit", unit)
         require_owner_names(self.unit, tuple(self.owner_names))
         if self.train.groups is None:
             return
@@ -255,9 +261,8 @@ class DatasetInfo:
     classes: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        has_owners = self.owners is not None or self.examples_per_patient > 1
-        if has_owners and self.unit == EXAMPLE:
-            object.__setattr__(self, "unit", "patient")
+        unit = _choose_unit(self.unit, self.owners is not None, self.examples_per_patient)
+        object.__setattr__(self, "unit", unit)
 
 
 class Dataset:

@@ -422,8 +422,8 @@ class Private:
         if self._was_warned_of_parts:
             return
         counted_ids = {earlier.id for earlier in self._earlier}
-        for name, found in starts.find_in_part(self.model).items():
-            others = self._exclude_own(found)
+        for name, trainings in starts.find_in_part(self.model).items():
+            others = self._exclude_own(trainings)
             uncounted = [training for training in others if training.id not in counted_ids]
             if uncounted:
                 log.warning(

@@ -560,9 +560,9 @@ def shifts_of_step(
         sampling: how a step draws its examples.
         count: number of a patient's examples.
     """
-    always = _always_drawn(sampling, count)
-    if always:
-        return z / always, EVERY_STEP
+    num_sure = _always_drawn(sampling, count)
+    if num_sure:
+        return z / num_sure, EVERY_STEP
     return z, _draws_of_step(sampling, count)
 
 
@@ -580,14 +580,14 @@ def shifts_at_worst(
     if len(samplings) == 1:
         (sampling,) = samplings
         return shifts_of_step(z, sampling, sampling.cap_examples(count))
-    always = [_always_drawn(each, each.cap_examples(count)) for each in samplings]
-    if all(always):
-        return z / max(always), EVERY_STEP
+    nums_sure = [_always_drawn(each, each.cap_examples(count)) for each in samplings]
+    if all(nums_sure):
+        return z / max(nums_sure), EVERY_STEP
     laws = []
-    for sampling, certain in zip(samplings, always, strict=True):
-        surely = Mixture((-math.inf,) * certain + (0.0,))
+    for sampling, num_sure in zip(samplings, nums_sure, strict=True):
+        sure_law = Mixture((-math.inf,) * num_sure + (0.0,))
         held = sampling.cap_examples(count)
-        laws.append(surely if certain else _draws_of_step(sampling, held))
+        laws.append(sure_law if num_sure else _draws_of_step(sampling, held))
     return z, most_drawn(laws)
 
 

@@ -224,7 +224,7 @@ class _Kind(NamedTuple):
 
     def shifts(self) -> tuple[float, Mixture]:
         """Return the noise in units of a shift, and an upper bound on the shifts of a step."""
-        return shifts_at_worst(*self)
+        return shifts_at_worst(self.z, self.samplings, self.examples)
 
     def epsilon(self, steps: int, delta: float) -> float:
         """Return the tight ε of so many steps."""

@@ -651,9 +651,9 @@ def _replaced_extent(
 
     def mass_beyond(loss: float) -> float:
         x = _where_one_is_drawn(np.array(loss), shift_z, weights)
-        missed = math.exp(log_missed) * special.ndtr(-x / shift_z)
-        found = math.exp(log_drawn) * special.ndtr((1 - x) / shift_z)
-        return float(shares @ (missed + found))
+        mass_if_none_drawn = math.exp(log_missed) * special.ndtr(-x / shift_z)
+        mass_if_drawn = math.exp(log_drawn) * special.ndtr((1 - x) / shift_z)
+        return float(shares @ (mass_if_none_drawn + mass_if_drawn))
 
     low, high = LEAST_WIDTH, extent.highest
     while mass_beyond(high) > CUT * delta / steps and high < MOST_LOSS:

@@ -297,9 +297,9 @@ def draw_epsilon(name: str, folder: Path) -> Figure:
     is_printed = claims["printed"] != ""
     for column in ("printed", "tight"):
         claims[column] = pd.to_numeric(claims[column], errors="coerce")
-    has_number = claims["printed"].between(0, math.inf, "neither")
+    is_number = claims["printed"].between(0, math.inf, "neither")
     is_bound = is_printed & claims["printed"].isna()  # such as '<1'
-    finite = select(claims, has_number & claims["tight"].between(0, math.inf, "neither"), name)
+    finite = select(claims, is_number & claims["tight"].between(0, math.inf, "neither"), name)
     figure = Figure(figsize=(drawing.WIDTH, 0.75 * drawing.WIDTH))
     axes = figure.subplots()
     titles = papers.titles()
@@ -333,7 +333,7 @@ def draw_epsilon(name: str, folder: Path) -> Figure:
     for words, is_kind in (
         ("with a tight ε of ∞", (claims["tight"] == math.inf) & (claims["printed"] < math.inf)),
         ("printed as a bound", is_bound & (claims["tight"] < math.inf)),
-        ("without a tight ε", has_number & claims["tight"].isna()),
+        ("without a tight ε", is_number & claims["tight"].isna()),
     ):
         count = int(is_kind.sum())
         if count:
