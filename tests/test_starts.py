@@ -171,6 +171,17 @@ def test_a_broken_plug_in_takes_no_other_of_its_package_with_it(tmp_path: Path) 
         assert f"'{module}' (zdp_pack.{module}) is skipped" in done.stderr
 
 
+def test_a_plug_in_whose_package_raises_is_skipped(tmp_path: Path) -> None:
+    """Every command ended with the traceback, because a look for the module imports its package."""
+    install(tmp_path, "", "zdp_raising").unlink()
+    (tmp_path / "zdp_raising").mkdir()
+    (tmp_path / "zdp_raising" / "__init__.py").write_text("1 / 0")
+    listing = tmp_path / "zdp_raising-0.1.0.dist-info" / "entry_points.txt"
+    listing.write_text("[zdp_bench.plugins]\nraising = zdp_raising.models\n")
+    done = python("-c", NAMES, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
+    assert "'raising' (zdp_raising.models) is skipped: ZeroDivisionError" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("kind", "name"), [("dataset", "folder"), ("optimizer", "sgd"), ("scheduler", "step_lr")]
 )

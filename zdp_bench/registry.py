@@ -128,6 +128,8 @@ def installed() -> tuple[EntryPoint, ...]:
             exists = importlib.util.find_spec(point.module) is not None
         except ImportError:
             exists = False
+        except Exception:  # of the code of its package; `_load_others` states it
+            exists = True
         if exists:
             points.append(point)
         else:
