@@ -153,6 +153,10 @@ NAMES = """
 from zdp_bench import registry
 print([name for name in registry.names("model") if name.startswith("of_")])
 """
+DIGEST = """
+from zdp_bench import registry
+print(registry.foreign_packages([("model", "real_mlp")]))
+"""
 
 
 def test_a_broken_plug_in_takes_no_other_of_its_package_with_it(tmp_path: Path) -> None:
@@ -180,6 +184,13 @@ def test_a_plug_in_whose_package_raises_is_skipped(tmp_path: Path) -> None:
     listing.write_text("[zdp_bench.plugins]\nraising = zdp_raising.models\n")
     done = python("-c", NAMES, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
     assert "'raising' (zdp_raising.models) is skipped: ZeroDivisionError" in done.stderr
+
+
+def test_a_package_that_could_not_be_imported_is_not_in_the_digest(tmp_path: Path) -> None:
+    """Every run beside such a plug-in ended with a KeyError."""
+    install(tmp_path, "1 / 0", "zdp_unloaded")
+    done = python("-c", DIGEST, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
+    assert done.stdout == "()\n"
 
 
 @pytest.mark.parametrize(

@@ -233,12 +233,14 @@ def find_module(kind: str, name: str) -> Any:
 
 
 def foreign_packages(used: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the names of other packages that have plug-ins, sorted.
+    """Return the names of other packages whose plug-ins were imported, sorted.
 
     Args:
         used: (kind, name) of plug-ins in use. They may have been registered without an entry point.
     """
+    _load_others()
     packages = {point.module.partition(".")[0] for point in installed()}
+    packages &= {*sys.modules}  # without those that could not be imported
     packages |= {package_of(kind, name) for kind, name in used}
     return tuple(sorted(packages - {"zdp_bench"}))
 
