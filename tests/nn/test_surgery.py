@@ -235,3 +235,13 @@ def test_the_mapping_is_what_it_says() -> None:
         assert torch.equal(channels.flatten()[:4], z.real.flatten()[:4])
     with pytest.raises(TypeError, match="real already"):
         RealInput("magnitude")(torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("how", ["group", "instance", "frozen"])
+def test_timms_batchnorm_keeps_its_activation(how: surgery.Replacement) -> None:
+    timm_layers = pytest.importorskip("timm.layers")
+    norm = timm_layers.BatchNormAct2d(8)
+    plain = surgery.replace_batchnorm(nn.Sequential(nn.BatchNorm2d(8)), how)
+    inputs = torch.randn(3, 8, 4, 4)
+    outputs = surgery.replace_batchnorm(nn.Sequential(norm), how)(inputs)
+    torch.testing.assert_close(outputs, plain(inputs).relu())

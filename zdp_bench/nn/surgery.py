@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d
 from zdp_bench.nn.normalisation import largest_divisor
-from zdp_bench.nn.unchanged import computes_as
+from zdp_bench.nn.unchanged import computes_as, is_unchanged
 
 Replacement = Literal["group", "instance", "frozen"]
 ComplexAs = Literal["magnitude", "channels"]
@@ -69,7 +69,8 @@ def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
             )
         layers[name] = module
         if module not in norms:
-            if make_norm is None and not computes_as(module, BATCH_NORMS):
+            is_known = computes_as(module, BATCH_NORMS) or _is_followed(module)
+            if make_norm is None and not is_known:
                 raise UserError(
                     f"layer '{name}' ({type(module).__name__}) may compute more than torch's "
                     "BatchNorm, because it has hooks or methods of its own: remove them, replace "
@@ -77,6 +78,8 @@ def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
                     "replaces it."
                 )
             norm = make_norm(how) if make_norm is not None else _per_sample_norm(module, how)
+            if make_norm is None and _is_followed(module):
+                norm = nn.Sequential(norm, module.drop, module.act)
             norm.train(module.training)
             norm.in_place_of = type(module).__name__  # type: ignore[assignment]  # for `surgery`
             norms[module] = norm
@@ -84,6 +87,13 @@ def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
         parent_name, _, child_name = name.rpartition(".")
         setattr(model.get_submodule(parent_name), child_name, norms[module])
     return model
+
+
+def _is_followed(module: nn.Module) -> bool:
+    """Return True for timm's BatchNorm that a dropout and an activation follow."""
+    kind = type(module)
+    is_timms = (kind.__module__, kind.__name__) == ("timm.layers.norm_act", "BatchNormAct2d")
+    return is_timms and is_unchanged(module)
 
 
 def _per_sample_norm(batch_norm: _BatchNorm, how: Replacement) -> nn.Module:
