@@ -55,6 +55,13 @@ def carry_out(results: Path, *words: str) -> list[Job]:
         return sweep(driver, ["recipe=quickstart", *words, f"paths.results={results}"])
 
 
+def finish_each_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = record(seed=1)
+    path = tmp_path / made["run"] / "record.json"
+    outcome = Outcome(records.Record.of(made), path, was_recorded=False)
+    monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", lambda *_, **__: outcome)
+
+
 def test_a_job_that_fails_or_that_another_process_is_at_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,10 +276,7 @@ def test_a_full_temporary_folder_fails_no_job_of_a_sweep(
 ) -> None:
     """A job failed if its worker could not write its name or how it ended."""
     core = pytest.importorskip("hydra_plugins.hydra_joblib_launcher._core")
-    made = record(seed=1)
-    path = tmp_path / made["run"] / "record.json"
-    outcome = Outcome(records.Record.of(made), path, was_recorded=False)
-    monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", lambda *_, **__: outcome)
+    finish_each_run_at_once(tmp_path, monkeypatch)
 
     def launch_on_a_full_disk(*args: Any, **named: Any) -> list[Any]:
         with files_of_at_most(0):
@@ -293,10 +297,7 @@ def test_a_worker_without_a_job_that_is_killed_ends_no_sweep(
 ) -> None:
     """The sweep ended without the other jobs, and without a table."""
     core = pytest.importorskip("hydra_plugins.hydra_joblib_launcher._core")
-    made = record(seed=1)
-    path = tmp_path / made["run"] / "record.json"
-    outcome = Outcome(records.Record.of(made), path, was_recorded=False)
-    monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", lambda *_, **__: outcome)
+    finish_each_run_at_once(tmp_path, monkeypatch)
     started: list[int] = []
 
     def launch_and_kill(*args: Any, **options: Any) -> list[Any]:

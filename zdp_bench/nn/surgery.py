@@ -69,7 +69,7 @@ def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
             )
         layers[name] = module
         if module not in norms:
-            is_known = computes_as(module, BATCH_NORMS) or _is_followed(module)
+            is_known = computes_as(module, BATCH_NORMS) or _has_activation(module)
             if make_norm is None and not is_known:
                 raise UserError(
                     f"layer '{name}' ({type(module).__name__}) may compute more than torch's "
@@ -78,8 +78,6 @@ def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
                     "replaces it."
                 )
             norm = make_norm(how) if make_norm is not None else _per_sample_norm(module, how)
-            if make_norm is None and _is_followed(module):
-                norm = nn.Sequential(norm, module.drop, module.act)
             norm.train(module.training)
             norm.in_place_of = type(module).__name__  # type: ignore[assignment]  # for `surgery`
             norms[module] = norm
@@ -89,15 +87,23 @@ def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
     return model
 
 
-def _is_followed(module: nn.Module) -> bool:
-    """Return True for timm's BatchNorm that a dropout and an activation follow."""
+def _has_activation(module: nn.Module) -> bool:
+    """Return True for timm's unchanged BatchNorm with a dropout and an activation."""
     kind = type(module)
     is_timms = (kind.__module__, kind.__name__) == ("timm.layers.norm_act", "BatchNormAct2d")
     return is_timms and is_unchanged(module)
 
 
 def _per_sample_norm(batch_norm: _BatchNorm, how: Replacement) -> nn.Module:
-    """Return the replacement of a BatchNorm, with its weight and bias."""
+    """Return the replacement of a BatchNorm, with its weight, bias and activation."""
+    norm = _norm_alone(batch_norm, how)
+    if _has_activation(batch_norm):
+        followers: list[Any] = [batch_norm.drop, batch_norm.act]
+        return nn.Sequential(norm, *followers)
+    return norm
+
+
+def _norm_alone(batch_norm: _BatchNorm, how: Replacement) -> nn.Module:
     if how == "frozen":
         return FrozenBatchNorm(batch_norm)
     channels, affine = batch_norm.num_features, batch_norm.affine
